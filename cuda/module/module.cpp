@@ -1,0 +1,6 @@
+// The extension module: one binding file per part of the engine, each with its own `bind_*`.
+#include "bindings.hpp"
+
+NB_MODULE(_native, m) {
+  m.doc() = "flashtrie's C++ engine; use it through flashtrie_cli, which validates what comes here";
+}

@@ -1,0 +1,3 @@
+from flashtrie_cli.cli import main
+
+main()

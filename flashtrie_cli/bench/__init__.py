@@ -1,0 +1,1 @@
+"""Workloads, baselines, statistics, export, comparison, plots."""

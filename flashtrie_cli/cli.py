@@ -1,0 +1,110 @@
+"""The command line: wiring and exit codes only. Imports no numpy and no engine, so `--help` is instant."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from flashtrie_cli import __version__, commands
+from flashtrie_cli.errors import FlashtrieError
+
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="flashtrie",
+    help="Tries over token sequences: build an index, question it, search it, mask and draft with it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich help costs 100 ms at every start
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"flashtrie {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _register_commands() -> None:
+    """Every module of `commands` with a `command` function is a subcommand of the module's name."""
+    names = sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
+    order = {name: at for at, name in enumerate(commands.ORDER)}
+    for name in sorted(names, key=lambda name: order.get(name, len(order))):
+        module = importlib.import_module(f"flashtrie_cli.commands.{name}")
+        function = getattr(module, "command", None)
+        if function is not None:
+            app.command(name)(function)
+
+
+_register_commands()
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    line = " ".join(message.split("\n"))
+    try:
+        sys.stderr.write(f"flashtrie: {line}\n")
+        sys.stderr.flush()
+    except OSError:
+        pass
+    _close_and_exit(code)
+
+
+def _close_and_exit(code: int) -> NoReturn:
+    """Leave without a second complaint from the interpreter when stdout is a closed pipe."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(code)
+
+
+def main() -> None:
+    """Entry point: run one subcommand and map what happened to an exit code (one place for all of them)."""
+    debug = "--debug" in sys.argv[1:]
+    try:
+        code = app(standalone_mode=False)
+        _close_and_exit(code if isinstance(code, int) else 0)
+    except typer.Exit as done:
+        _close_and_exit(done.exit_code)
+    except FlashtrieError as error:
+        if debug:
+            raise
+        _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        _close_and_exit(0)
+    except MemoryError:
+        if debug:
+            raise
+        _fail("out of memory (hint: see --memory, or a smaller batch)", 2)
+    except OSError as error:
+        if debug:
+            raise
+        name = f"{error.filename}: " if error.filename else ""
+        _fail(f"{name}{error.strerror or error}", 2)
+    except Exception as error:
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's own usage errors
+            context = getattr(error, "ctx", None)
+            hint = f" (hint: {context.command_path} --help)" if context is not None else ""
+            _fail(error.format_message() + hint, 2)
+        if debug:
+            raise
+        _fail(f"internal error: {type(error).__name__}: {error} (hint: --debug shows where; please report it)", EXIT_BUG)

@@ -1,0 +1,1 @@
+"""One protocol, three engines: reference (plain Python, the oracle), cpu (C++), cuda (PyCUDA)."""

@@ -1,0 +1,1 @@
+"""Readers: text, ids, JSONL and npz to key sequences; tokenizers; vocabulary."""

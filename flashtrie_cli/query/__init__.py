@@ -1,0 +1,1 @@
+"""What a beam search, a mask or a draft tree means: plans, limits, proposals in, results out."""

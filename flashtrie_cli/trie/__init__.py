@@ -1,0 +1,1 @@
+"""Building tries, their statistics, and exact and prefix queries."""
