@@ -1,0 +1,69 @@
+"""What a beam search is asked: widths, thresholds, length normalisation, checked once here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flashtrie_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+MAX_BEAM_WIDTH = 1 << 20
+PADDING = 0xFFFF_FFFF
+"""The token that marks an empty slot unless the plan names another (-1 in a signed grid)."""
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """One beam search, as every engine understands it.
+
+    ``beam_width`` prefixes survive each step and ``num_results`` (default: the beam width) keys are returned.
+    ``alpha`` is the exponent of the length normalisation (Wu et al. 2016; FlashTrie paper, equation 2). A (beam,
+    proposal) pair is dropped unless ``logprob > token_threshold`` and ``score + logprob > sequence_threshold``.
+    ``eos``: the token whose log-prob at the next step a finished key must add; None adds nothing. ``padding``: the
+    token of an empty slot. Defaults differ from the paper's deployment (alpha 5.0, thresholds -20 and -200 when
+    permissive): here nothing is dropped unless asked.
+    """
+
+    beam_width: int = 100
+    num_results: int | None = None
+    alpha: float = 1.0
+    token_threshold: float = float("-inf")
+    sequence_threshold: float = float("-inf")
+    eos: int | None = None
+    padding: int = PADDING
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.beam_width <= MAX_BEAM_WIDTH:
+            raise UsageError(f"beam width {self.beam_width} is not between 1 and {MAX_BEAM_WIDTH}")
+        if self.num_results is not None and not 1 <= self.num_results <= MAX_BEAM_WIDTH:
+            raise UsageError(f"number of results {self.num_results} is not between 1 and {MAX_BEAM_WIDTH}")
+        if not 0 <= self.alpha <= 1000:
+            raise UsageError(f"alpha {self.alpha} is not between 0 and 1000")
+        for name in ("token_threshold", "sequence_threshold"):
+            value = getattr(self, name)
+            if value != value:
+                raise UsageError(f"{name.replace('_', ' ')} is not a number")
+        if self.eos is not None and not 0 <= self.eos < 1 << 31:
+            raise UsageError(f"end-of-sequence token {self.eos} is not between 0 and {(1 << 31) - 1}")
+
+    @property
+    def result_limit(self) -> int:
+        """Most results a query can have."""
+        return self.beam_width if self.num_results is None else self.num_results
+
+    def length_factors(self, num_steps: int) -> npt.NDArray[np.float32]:
+        """``(6 / (5 + d)) ** alpha`` for d = 0 .. num_steps, computed in float64, rounded once; float32 [num_steps + 1].
+
+        Raises UsageError where a factor would vanish in float32, since scores could no longer be told apart.
+        """
+        import numpy as np
+
+        depth = np.arange(num_steps + 1, dtype=np.float64)
+        factors = np.array([(6.0 / (5.0 + d)) ** self.alpha for d in depth.tolist()]).astype(np.float32)
+        if factors.size and float(factors[1:].min(initial=1.0)) < float(np.finfo(np.float32).tiny):
+            raise UsageError(f"alpha {self.alpha} is too large for {num_steps} steps: scores would vanish")
+        return factors
