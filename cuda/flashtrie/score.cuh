@@ -4,6 +4,7 @@
 #include "bits.cuh"
 
 #if !defined(__CUDA_ARCH__)
+#include <math.h>
 #include <string.h>
 #endif
 

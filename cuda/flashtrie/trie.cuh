@@ -111,15 +111,23 @@ FT_HD uint32_t label(const TrieView& trie, uint32_t node) {
 
 // The child with this label, or kNoNode. Binary search over the siblings, which ascend by whole label.
 FT_HD uint32_t find_child(const TrieView& trie, ChildRange range, uint32_t token) {
-  uint32_t low = range.first, high = range.last;
-  while (low < high) {
-    const uint32_t middle = low + ((high - low) >> 1);
-    if (label(trie, middle) < token)
-      low = middle + 1;
-    else
-      high = middle;
+  uint32_t low = range.first, size = range.fan_out();
+  if (size == 0) return kNoNode;
+  if (trie.high_width == 0) {  // the low halves decide alone, and the halving has no branches
+    if (token > 0xffff) return kNoNode;
+    while (size > 1) {
+      const uint32_t half = size / 2;
+      low = trie.label_low[low + half] <= token ? low + half : low;
+      size -= half;
+    }
+    return trie.label_low[low] == token ? low : kNoNode;
   }
-  return low < range.last && label(trie, low) == token ? low : kNoNode;
+  while (size > 1) {
+    const uint32_t half = size / 2;
+    low = label(trie, low + half) <= token ? low + half : low;
+    size -= half;
+  }
+  return label(trie, low) == token ? low : kNoNode;
 }
 
 }  // namespace flashtrie

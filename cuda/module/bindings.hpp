@@ -2,8 +2,13 @@
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+
+#include <vector>
+
+#include "host/trie.hpp"
 
 namespace flashtrie {
 namespace nb = nanobind;
@@ -11,12 +16,31 @@ namespace nb = nanobind;
 template <typename T>
 using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+template <typename T>
+using NumpyArray = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
+
 // A numpy array that owns what `values` held.
 template <typename T>
-nb::ndarray<nb::numpy, T, nb::ndim<1>> to_numpy(std::vector<T>&& values) {
+NumpyArray<T> to_numpy(std::vector<T>&& values) {
   auto* kept = new std::vector<T>(std::move(values));
   nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::ndarray<nb::numpy, T, nb::ndim<1>>(kept->data(), {kept->size()}, owner);
+  return NumpyArray<T>(kept->data(), {kept->size()}, owner);
 }
+
+// The native trie as Python holds it: the stored arrays stay alive with it.
+struct PyTrie {
+  PyTrie(Array<uint64_t> louds, Array<uint64_t> terminal, Array<uint16_t> label_low, Array<uint64_t> high_flags,
+         Array<uint64_t> label_high, int high_width, uint64_t num_nodes, int num_threads);
+
+  Array<uint64_t> louds, terminal;
+  Array<uint16_t> label_low;
+  Array<uint64_t> high_flags, label_high;
+  Trie trie;
+};
+
+void bind_trie(nb::module_& m);
+void bind_build(nb::module_& m);
+void bind_query(nb::module_& m);
+void bind_search(nb::module_& m);
 
 }  // namespace flashtrie

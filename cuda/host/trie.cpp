@@ -1,0 +1,144 @@
+#include "trie.hpp"
+
+#include "threads.hpp"
+
+namespace flashtrie {
+namespace {
+
+[[noreturn]] void refuse(const std::string& why) { throw InvalidTrie(why); }
+
+void check_sizes(const TrieArrays& a) {
+  if (a.num_nodes < 1 || a.num_nodes > kMaxNodes) refuse("number of nodes out of range");
+  const uint64_t node_words = (a.num_nodes + 63) / 64;
+  const uint64_t louds_words = (2 * a.num_nodes - 1 + 63) / 64;
+  if (a.louds_words < louds_words + kSpareWords) refuse("louds is too short for its nodes");
+  if (a.terminal_words < node_words) refuse("terminal is too short for its nodes");
+  if (a.num_labels < a.num_nodes) refuse("label_low is too short for its nodes");
+  if (a.high_width < 0 || a.high_width > kMaxHighWidth) refuse("high part of labels is too wide");
+  if (a.high_width > 0 && a.high_flag_words < node_words) refuse("high_flags is too short for its nodes");
+}
+
+// Walks the unary codes of louds node by node, a word at a time.
+class FanOuts {
+ public:
+  FanOuts(const uint64_t* words, uint64_t num_bits, uint64_t start = 0)
+      : words_(words), num_bits_(num_bits), at_(start) {}
+
+  // Fan-out of the next node; refuses to run past the end.
+  uint64_t next() {
+    uint64_t ones = 0;
+    while (true) {
+      const uint64_t zeros = ~words_[at_ >> 6] >> (at_ & 63);
+      const uint64_t in_word = 64 - (at_ & 63);
+      const uint64_t run = zeros == 0 ? in_word : static_cast<uint64_t>(lowest_one64(zeros));
+      const uint64_t step = run < in_word ? run : in_word;
+      ones += step;
+      at_ += step;
+      if (at_ >= num_bits_) refuse("louds has fewer zeros than nodes");
+      if (step < in_word) {
+        ++at_;
+        return ones;
+      }
+    }
+  }
+
+  uint64_t position() const { return at_; }
+
+ private:
+  const uint64_t* words_;
+  uint64_t num_bits_;
+  uint64_t at_;
+};
+
+}  // namespace
+
+Trie::Trie(const TrieArrays& arrays, int num_threads) {
+  check_sizes(arrays);
+  view_.louds = arrays.louds;
+  view_.label_low = arrays.label_low;
+  view_.num_nodes = static_cast<uint32_t>(arrays.num_nodes);
+  view_.high_width = arrays.high_width;
+  view_.high_flags = arrays.high_width > 0 ? arrays.high_flags : nullptr;
+  view_.high_bits = arrays.high_bits;
+  derive_lines(arrays);
+  view_.lines = lines_.data();
+  view_.wide = wide_.data();
+  find_levels();
+  check_siblings(num_threads);
+}
+
+void Trie::derive_lines(const TrieArrays& arrays) {
+  const uint64_t num_nodes = arrays.num_nodes;
+  const uint64_t num_bits = 2 * num_nodes - 1;
+  lines_.resize((num_nodes + 63) / 64);
+  FanOuts fan_outs(arrays.louds, num_bits);
+  uint32_t row[kWideStride];
+  uint64_t child = 1;
+  uint64_t terminals = 0, highs = 0;
+  for (uint64_t at = 0; at < lines_.size(); ++at) {
+    const uint64_t begin = at * kLineNodes;
+    const int count = static_cast<int>(std::min<uint64_t>(kLineNodes, num_nodes - begin));
+    const uint64_t first_bit = fan_outs.position();
+    const uint64_t valid = count == 64 ? ~uint64_t(0) : (uint64_t(1) << count) - 1;
+    NodeLine& line = lines_[at];
+    line.terminal = arrays.terminal[at];
+    if (line.terminal & ~valid) refuse("terminal has bits behind the last node");
+    line.leaf = 0;
+    line.terminal_rank = static_cast<uint32_t>(terminals);
+    line.first_child = static_cast<uint32_t>(child);
+    line.wide = kNotWide;
+    line.high_rank = static_cast<uint32_t>(highs);
+    for (int i = 0; i < count; ++i) {
+      row[i] = static_cast<uint32_t>(child);
+      // Level order: a node's children come behind it, or the node could not have been reached.
+      if (child <= begin + i) refuse("louds does not describe a tree");
+      const uint64_t fan_out = fan_outs.next();
+      if (fan_out == 0) line.leaf |= uint64_t(1) << i;
+      child += fan_out;
+      if (child > num_nodes) refuse("louds has more children than nodes");
+    }
+    for (int i = count; i < kWideStride; ++i) row[i] = static_cast<uint32_t>(child);
+    if (fan_outs.position() - first_bit > kWideBits) {
+      line.wide = static_cast<uint32_t>(wide_.size() / kWideStride);
+      wide_.insert(wide_.end(), row, row + kWideStride);
+    }
+    if (line.leaf & ~line.terminal & ~uint64_t(at == 0)) refuse("a node has neither children nor a key");
+    terminals += popcount64(line.terminal);
+    if (arrays.high_width > 0) {
+      if (arrays.high_flags[at] & ~valid) refuse("high_flags has bits behind the last node");
+      highs += popcount64(arrays.high_flags[at]);
+    }
+  }
+  if (child != num_nodes || fan_outs.position() != num_bits) refuse("louds has fewer children than nodes");
+  view_.num_keys = static_cast<uint32_t>(terminals);
+  if (arrays.high_width > 0 && (highs * arrays.high_width + 63) / 64 + 1 > arrays.high_words)
+    refuse("label_high is too short for its flags");
+}
+
+void Trie::find_levels() {
+  level_starts_ = {0, 1};
+  for (uint32_t end = 1; end < view_.num_nodes; level_starts_.push_back(end))
+    end = child_range(view_, end - 1).last;  // the last child of a level ends the next one
+  if (level_starts_.size() > kMaxDepth + 2) refuse("the trie is deeper than 65535");
+}
+
+void Trie::check_siblings(int num_threads) const {
+  const TrieView& trie = view_;
+  const uint64_t num_bits = 2 * static_cast<uint64_t>(trie.num_nodes) - 1;
+  parallel_for(trie.num_nodes, 1 << 18, num_threads, [&](int, uint64_t begin, uint64_t end) {
+    uint32_t child = child_range(trie, static_cast<uint32_t>(begin)).first;
+    FanOuts fan_outs(trie.louds, num_bits, begin + child - 1);
+    for (uint64_t node = begin; node < end; ++node) {
+      const uint32_t last = child + static_cast<uint32_t>(fan_outs.next());
+      if (child == last) continue;
+      uint32_t previous = label(trie, child);
+      for (++child; child < last; ++child) {
+        const uint32_t current = label(trie, child);
+        if (current <= previous) refuse("siblings are out of order");
+        previous = current;
+      }
+    }
+  });
+}
+
+}  // namespace flashtrie

@@ -1,0 +1,61 @@
+// The opened trie: checks the stored arrays once, derives the directories, and hands out a TrieView.
+#pragma once
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "flashtrie/trie.cuh"
+
+namespace flashtrie {
+
+// What the file says cannot be a trie; the message says why.
+struct InvalidTrie : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The stored arrays, as they lie in the file. They must outlive the Trie.
+struct TrieArrays {
+  const uint64_t* louds = nullptr;
+  uint64_t louds_words = 0;  // with kSpareWords words of padding behind the bits
+  const uint64_t* terminal = nullptr;
+  uint64_t terminal_words = 0;
+  const uint16_t* label_low = nullptr;
+  uint64_t num_labels = 0;
+  const uint64_t* high_flags = nullptr;
+  uint64_t high_flag_words = 0;
+  const uint64_t* high_bits = nullptr;
+  uint64_t high_words = 0;
+  int high_width = 0;
+  uint64_t num_nodes = 0;
+};
+
+constexpr int kSpareWords = 4;
+constexpr int kMaxHighWidth = 15;
+constexpr uint64_t kMaxDepth = 65535;
+constexpr uint64_t kMaxNodes = 0xffffffffull;
+
+class Trie {
+ public:
+  // Throws InvalidTrie unless the arrays are a trie: counts agree, every node is its parent's child,
+  // siblings strictly ascend, leaves are terminal. One pass over the nodes on `num_threads` threads.
+  Trie(const TrieArrays& arrays, int num_threads);
+
+  const TrieView& view() const { return view_; }
+  const std::vector<NodeLine>& lines() const { return lines_; }
+  const std::vector<uint32_t>& wide() const { return wide_; }
+  const std::vector<uint32_t>& level_starts() const { return level_starts_; }  // first node of each level, then num_nodes
+  int depth() const { return static_cast<int>(level_starts_.size()) - 2; }
+
+ private:
+  void derive_lines(const TrieArrays& arrays);
+  void check_siblings(int num_threads) const;
+  void find_levels();
+
+  std::vector<NodeLine> lines_;
+  std::vector<uint32_t> wide_;
+  std::vector<uint32_t> level_starts_;
+  TrieView view_{};
+};
+
+}  // namespace flashtrie

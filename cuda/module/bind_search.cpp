@@ -1,0 +1,51 @@
+#include "bindings.hpp"
+#include "host/search.hpp"
+
+namespace flashtrie {
+namespace {
+
+using Grid3 = nb::shape<-1, -1, -1>;
+
+nb::tuple search_batch(const PyTrie& trie, nb::ndarray<const uint32_t, Grid3, nb::c_contig, nb::device::cpu> tokens,
+                       nb::ndarray<const float, Grid3, nb::c_contig, nb::device::cpu> logprobs, Array<float> factors,
+                       uint32_t beam_width, uint32_t num_results, float token_threshold, float sequence_threshold,
+                       uint32_t eos, uint32_t padding, int num_threads) {
+  for (int axis = 0; axis < 3; ++axis)
+    if (tokens.shape(axis) != logprobs.shape(axis)) throw std::invalid_argument("tokens and logprobs differ in shape");
+  if (factors.size() != tokens.shape(1) + 1) throw std::invalid_argument("one length factor a step and one more");
+  SearchParams params{};
+  params.token_threshold = token_threshold;
+  params.sequence_threshold = sequence_threshold;
+  params.beam_width = beam_width;
+  params.num_results = num_results;
+  params.padding = padding;
+  params.eos = eos;
+  params.length_factors = factors.data();
+  const Grids grids{tokens.data(), logprobs.data(), tokens.shape(0), tokens.shape(1), tokens.shape(2)};
+  SearchOutput output;
+  {
+    nb::gil_scoped_release release;
+    output = search(trie.trie, grids, params, num_threads);
+  }
+  return nb::make_tuple(to_numpy(std::move(output.hit_offsets)), to_numpy(std::move(output.key_ids)),
+                        to_numpy(std::move(output.scores)), to_numpy(std::move(output.normalised_scores)),
+                        to_numpy(std::move(output.token_offsets)), to_numpy(std::move(output.tokens)),
+                        to_numpy(std::move(output.query_ns)));
+}
+
+}  // namespace
+
+void bind_search(nb::module_& m) {
+  m.def("search", &search_batch, nb::arg("trie"), nb::kw_only(), nb::arg("tokens"), nb::arg("logprobs"),
+        nb::arg("length_factors"), nb::arg("beam_width"), nb::arg("num_results"), nb::arg("token_threshold"),
+        nb::arg("sequence_threshold"), nb::arg("eos"), nb::arg("padding"), nb::arg("num_threads"));
+  m.def(
+      "find_bad_logprob",
+      [](Array<float> logprobs, int num_threads) {
+        nb::gil_scoped_release release;
+        return find_bad_logprob(logprobs.data(), logprobs.size(), num_threads);
+      },
+      nb::arg("logprobs"), nb::arg("num_threads"), "Flat index of the first NaN or +inf, or -1.");
+}
+
+}  // namespace flashtrie
