@@ -85,6 +85,7 @@ IndexBuilder::IndexBuilder(const BuilderOptions& options)
     : options_(options), spill_(options.temp_directory), sorter_(sorter_options(options), spill_), levels_(1) {
   levels_[0].num_nodes = 1;
   levels_[0].label_low.push<uint16_t>(0);
+  path_terminal_.assign(1, 0);
 }
 
 void IndexBuilder::add(const uint32_t* tokens, uint32_t length, uint64_t value, uint64_t place) {
@@ -104,8 +105,7 @@ void IndexBuilder::finish(const KeySorter::Poll& poll) {
   }
   if (has_pending_) settle();
   // Close every node that is still open, the deepest first; the root's bits end level 0.
-  for (size_t depth = path_.size() + 1; depth-- > 0;) levels_[depth].louds.push(false);
-  if (levels_[0].terminal.num_bits() == 0) levels_[0].terminal.push(false);
+  for (size_t depth = path_.size() + 1; depth-- > 0;) close_node(depth);
   counts_.depth = levels_.size() - 1;
 
   uint64_t total = counts_.num_nodes - 1;
@@ -187,27 +187,15 @@ void IndexBuilder::settle() {
 void IndexBuilder::append(const std::vector<uint32_t>& tokens) {
   size_t common = 0;
   while (common < tokens.size() && common < path_.size() && tokens[common] == path_[common]) ++common;
-  for (size_t depth = path_.size(); depth > common; --depth) levels_[depth].louds.push(false);
+  for (size_t depth = path_.size(); depth > common; --depth) close_node(depth);
   if (levels_.size() <= tokens.size()) levels_.resize(tokens.size() + 1);
   if (counts_.num_nodes + (tokens.size() - common) > kMaxNodes)
     throw KeyConflict("more than 4,294,967,295 nodes; build several indexes", pending_place_, pending_place_, tokens);
-  if (tokens.empty()) levels_[0].terminal.push(true);
-  if (!tokens.empty() && levels_[0].terminal.num_bits() == 0) levels_[0].terminal.push(false);
+  path_terminal_.resize(tokens.size() + 1);
+  if (tokens.empty()) path_terminal_[0] = 1;
   for (size_t depth = common + 1; depth <= tokens.size(); ++depth) {
-    const uint32_t token = tokens[depth - 1];
-    levels_[depth - 1].louds.push(true);
-    Level& level = levels_[depth];
-    level.label_low.push(static_cast<uint16_t>(token));
-    if (token >> 16) {
-      // Flags are kept only from the first high part of a level on; the nodes before had none.
-      while (level.high_flags.num_bits() < level.num_nodes) level.high_flags.push(false);
-      level.high_flags.push(true);
-      level.label_high.push(static_cast<uint16_t>(token >> 16));
-      ++counts_.num_highs;
-    }
-    level.terminal.push(depth == tokens.size());
-    ++level.num_nodes;
-    count_label(token);
+    const bool has_sibling = depth == common + 1 && path_.size() > common;
+    open_node(depth, tokens[depth - 1], has_sibling ? path_[common] : 0, depth == tokens.size());
   }
   counts_.num_nodes += tokens.size() - common;
   counts_.num_tokens += tokens.size();
@@ -215,6 +203,31 @@ void IndexBuilder::append(const std::vector<uint32_t>& tokens) {
   path_ = tokens;
   level_bytes_ += 4 * (tokens.size() - common) + (options_.value_kind != ValueKind::kNone ? 12 : 0);
   if (level_bytes_ > options_.memory / 8) spill_levels();
+}
+
+void IndexBuilder::open_node(size_t depth, uint32_t token, uint32_t previous_sibling, bool is_terminal) {
+  levels_[depth - 1].louds.push(true);
+  Level& level = levels_[depth];
+  level.label_low.push(static_cast<uint16_t>(options_.is_compact ? token - previous_sibling : token));
+  if (token >> 16) {
+    // Flags are kept only from the first high part of a level on; the nodes before had none.
+    while (level.high_flags.num_bits() < level.num_nodes) level.high_flags.push(false);
+    level.high_flags.push(true);
+    level.label_high.push(static_cast<uint16_t>(token >> 16));
+    ++counts_.num_highs;
+  }
+  path_terminal_[depth] = is_terminal;
+  if (!options_.is_compact) level.terminal.push(is_terminal);
+  ++level.num_nodes;
+  count_label(token);
+}
+
+// Nodes of a level close in the order in which they opened. The end of the path has no children.
+void IndexBuilder::close_node(size_t depth) {
+  levels_[depth].louds.push(false);
+  const bool is_leaf = depth == path_.size() && depth > 0;
+  const bool holds_bit = options_.is_compact ? !is_leaf : depth == 0;
+  if (holds_bit) levels_[depth].terminal.push(path_terminal_[depth]);
 }
 
 void IndexBuilder::count_label(uint32_t label) {
@@ -242,6 +255,8 @@ void IndexBuilder::spill_levels() {
 }
 
 bool IndexBuilder::has(const std::string& section) const {
+  if (section == "label_delta" || section == "inner_terminal") return options_.is_compact;
+  if (section == "label_low" || section == "terminal") return !options_.is_compact;
   if (section == "label_high" || section == "high_flags") return counts_.high_width > 0;
   if (section == "values") return options_.value_kind != ValueKind::kNone;
   if (section == "value_counts")
@@ -256,12 +271,12 @@ void IndexBuilder::read(const std::string& section, const Chunk& chunk) const {
       (level.*stream).read(spill_, [&](const uint8_t* data, size_t size) { batcher.put(data, size); });
   };
   if (section == "louds") {
-    read_bits(&Level::louds, true, chunk);
-  } else if (section == "terminal") {
+    read_bits(&Level::louds, false, chunk);
+  } else if (section == "terminal" || section == "inner_terminal") {
     read_bits(&Level::terminal, false, chunk);
   } else if (section == "high_flags") {
-    read_bits(&Level::high_flags, false, chunk);
-  } else if (section == "label_low") {
+    read_bits(&Level::high_flags, true, chunk);
+  } else if (section == "label_low" || section == "label_delta") {
     copy(&Level::label_low);
   } else if (section == "values") {
     copy(&Level::values);
@@ -285,7 +300,7 @@ void IndexBuilder::read(const std::string& section, const Chunk& chunk) const {
 }
 
 // The bit strings of all levels end to end. Flags may be shorter than their level: the rest is zero.
-void IndexBuilder::read_bits(BitStream Level::*stream, bool is_louds, const Chunk& chunk) const {
+void IndexBuilder::read_bits(BitStream Level::*stream, bool pad_to_nodes, const Chunk& chunk) const {
   Batcher batcher(chunk);
   BitJoiner joiner(batcher);
   for (const Level& level : levels_) {
@@ -298,7 +313,7 @@ void IndexBuilder::read_bits(BitStream Level::*stream, bool is_louds, const Chun
       }
     });
     if (bits.num_bits() % 64) joiner.put(bits.last_word(), static_cast<int>(bits.num_bits() % 64));
-    if (is_louds) continue;
+    if (!pad_to_nodes) continue;
     for (uint64_t missing = level.num_nodes - bits.num_bits(); missing > 0;) {
       const int count = static_cast<int>(std::min<uint64_t>(missing, 64));
       joiner.put(0, count);

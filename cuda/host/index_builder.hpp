@@ -31,6 +31,7 @@ struct BuilderOptions {
   Duplicates duplicates = Duplicates::kFirst;
   ValueKind value_kind = ValueKind::kNone;
   bool is_sorted = false;  // trust the order, but check it
+  bool is_compact = true;  // label_delta and inner_terminal, for compression, instead of label_low and terminal
 };
 
 struct BuildCounts {
@@ -67,16 +68,19 @@ class IndexBuilder {
   void take_sorted(const KeyRef& key);
   void settle();  // the key at hand is complete: lay it out
   void append(const std::vector<uint32_t>& tokens);
+  void open_node(size_t depth, uint32_t token, uint32_t previous_sibling, bool is_terminal);
+  void close_node(size_t depth);
   void combine(uint64_t value);
   void spill_levels();
   void count_label(uint32_t label);
-  void read_bits(BitStream Level::*stream, bool default_bits, const Chunk& chunk) const;
+  void read_bits(BitStream Level::*stream, bool pad_to_nodes, const Chunk& chunk) const;
 
   BuilderOptions options_;
   TempFile spill_;
   KeySorter sorter_;
   std::vector<Level> levels_;  // levels_[d] holds the nodes at depth d; the root is levels_[0]
   std::vector<uint32_t> path_;  // tokens of the last key laid out
+  std::vector<uint8_t> path_terminal_;  // for each depth from 0: whether that node of the path is terminal
   bool has_pending_ = false;
   std::vector<uint32_t> pending_;
   std::vector<uint64_t> pending_values_;

@@ -54,10 +54,10 @@ class BitStream {
 
 // What the nodes of one level are, and the fan-outs of these nodes.
 struct Level {
-  Stream label_low;      // uint16 a node
+  Stream label_low;      // uint16 a node; compact: less that of the sibling before, modulo 65536
   BitStream high_flags;  // a node; only filled once a high part has been seen at this level
   Stream label_high;     // uint16 a flagged node
-  BitStream terminal;    // a node
+  BitStream terminal;    // a node; compact: a node with children, since a leaf is always terminal
   BitStream louds;       // a one for each child, a zero when a node closes
   Stream values;         // uint64 a value, keys in order
   Stream value_counts;   // uint32 a key, with several values a key

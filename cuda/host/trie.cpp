@@ -52,6 +52,33 @@ class FanOuts {
 
 }  // namespace
 
+std::vector<uint16_t> restore_labels(const uint64_t* louds, uint64_t num_nodes, const uint16_t* label_delta) {
+  std::vector<uint16_t> labels(num_nodes);
+  FanOuts fan_outs(louds, 2 * num_nodes - 1);
+  uint64_t child = 1;
+  for (uint64_t node = 0; node < num_nodes; ++node) {
+    const uint64_t last = child + fan_outs.next();
+    if (last > num_nodes) refuse("louds has more children than nodes");
+    for (uint16_t label = 0; child < last; ++child) labels[child] = label = static_cast<uint16_t>(label + label_delta[child]);
+  }
+  return labels;
+}
+
+std::vector<uint64_t> restore_terminal(const uint64_t* louds, uint64_t num_nodes, const uint64_t* inner_terminal,
+                                       uint64_t num_words) {
+  std::vector<uint64_t> terminal((num_nodes + 63) / 64);
+  FanOuts fan_outs(louds, 2 * num_nodes - 1);
+  uint64_t inner = 0;
+  for (uint64_t node = 0; node < num_nodes; ++node) {
+    const bool is_leaf = fan_outs.next() == 0 && node > 0;
+    if (!is_leaf && inner >= 64 * num_words) refuse("inner_terminal is too short for its nodes");
+    const bool bit = is_leaf || test_bit(inner_terminal, inner);
+    inner += !is_leaf;
+    terminal[node >> 6] |= uint64_t(bit) << (node & 63);
+  }
+  return terminal;
+}
+
 Trie::Trie(const TrieArrays& arrays, int num_threads) {
   check_sizes(arrays);
   view_.louds = arrays.louds;

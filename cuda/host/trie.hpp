@@ -35,6 +35,12 @@ constexpr int kMaxHighWidth = 15;
 constexpr uint64_t kMaxDepth = 65535;
 constexpr uint64_t kMaxNodes = 0xffffffffull;
 
+// From the compact sections to the resident ones: labels from their differences, terminal bits from those of the
+// nodes with children. Arrays as in TrieArrays; throws InvalidTrie when louds and they do not fit together.
+std::vector<uint16_t> restore_labels(const uint64_t* louds, uint64_t num_nodes, const uint16_t* label_delta);
+std::vector<uint64_t> restore_terminal(const uint64_t* louds, uint64_t num_nodes, const uint64_t* inner_terminal,
+                                       uint64_t num_words);
+
 class Trie {
  public:
   // Throws InvalidTrie unless the arrays are a trie: counts agree, every node is its parent's child,

@@ -92,7 +92,7 @@ void bind_build(nb::module_& m) {
       .def(
           "__init__",
           [](IndexBuilder* self, uint64_t memory, int threads, const std::string& temp_directory,
-             const std::string& duplicates, int value_kind, bool is_sorted) {
+             const std::string& duplicates, int value_kind, bool is_sorted, bool is_compact) {
             BuilderOptions options;
             options.memory = memory;
             options.num_threads = threads;
@@ -100,10 +100,11 @@ void bind_build(nb::module_& m) {
             options.duplicates = duplicates_of(duplicates);
             options.value_kind = static_cast<ValueKind>(value_kind);
             options.is_sorted = is_sorted;
+            options.is_compact = is_compact;
             new (self) IndexBuilder(options);
           },
           nb::kw_only(), nb::arg("memory"), nb::arg("threads"), nb::arg("temp_directory"), nb::arg("duplicates"),
-          nb::arg("value_kind"), nb::arg("is_sorted"))
+          nb::arg("value_kind"), nb::arg("is_sorted"), nb::arg("is_compact"))
       .def("add", &add_batch, nb::arg("tokens"), nb::arg("offsets"), nb::arg("values").none(),
            nb::arg("lines").none(), nb::arg("file"))
       .def("finish",

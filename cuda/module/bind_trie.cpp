@@ -27,6 +27,11 @@ nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>> bytes_view(nb::handle owner, 
                                                            {values.size() * sizeof(T)}, owner);
 }
 
+void check_louds(const Array<uint64_t>& louds, uint64_t num_nodes) {
+  if (num_nodes < 1 || num_nodes > kMaxNodes) throw InvalidTrie("number of nodes out of range");
+  if (louds.size() < (2 * num_nodes - 1 + 63) / 64) throw InvalidTrie("louds is too short for its nodes");
+}
+
 }  // namespace
 
 PyTrie::PyTrie(Array<uint64_t> louds_, Array<uint64_t> terminal_, Array<uint16_t> label_low_,
@@ -48,6 +53,23 @@ void bind_trie(nb::module_& m) {
           PyErr_SetString(PyExc_ValueError, invalid.what());
         }
       });
+  m.def(
+      "restore_labels",
+      [](Array<uint64_t> louds, uint64_t num_nodes, Array<uint16_t> label_delta) {
+        check_louds(louds, num_nodes);
+        if (label_delta.size() < num_nodes) throw InvalidTrie("label_delta is too short for its nodes");
+        return to_numpy(without_gil([&] { return restore_labels(louds.data(), num_nodes, label_delta.data()); }));
+      },
+      nb::arg("louds"), nb::arg("num_nodes"), nb::arg("label_delta"));
+  m.def(
+      "restore_terminal",
+      [](Array<uint64_t> louds, uint64_t num_nodes, Array<uint64_t> inner_terminal) {
+        check_louds(louds, num_nodes);
+        return to_numpy(without_gil([&] {
+          return restore_terminal(louds.data(), num_nodes, inner_terminal.data(), inner_terminal.size());
+        }));
+      },
+      nb::arg("louds"), nb::arg("num_nodes"), nb::arg("inner_terminal"));
   nb::class_<PyTrie>(m, "Trie", "The resident trie: stored arrays, checked, with their directories.")
       .def(
           "__init__",

@@ -27,6 +27,13 @@ NumpyArray<T> to_numpy(std::vector<T>&& values) {
   return NumpyArray<T>(kept->data(), {kept->size()}, owner);
 }
 
+// Runs `work` with the interpreter free for other threads.
+template <typename Work>
+auto without_gil(const Work& work) {
+  nb::gil_scoped_release release;
+  return work();
+}
+
 // The native trie as Python holds it: the stored arrays stay alive with it.
 struct PyTrie {
   PyTrie(Array<uint64_t> louds, Array<uint64_t> terminal, Array<uint16_t> label_low, Array<uint64_t> high_flags,

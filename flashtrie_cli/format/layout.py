@@ -1,0 +1,100 @@
+"""Magic, section names and structs of an index file: the code twin of docs/format.md, held to it by a test."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+VERSION = 1
+MAGIC = b"\x89FTRIE\r\n"
+END_MAGIC = b"FTRIEEND"
+BYTE_ORDER = 0x0102_0304
+
+KIND_TOKEN_TRIE = 1
+KIND_TOKEN_MASKS = 2
+KIND_NAMES = {KIND_TOKEN_TRIE: "token trie", KIND_TOKEN_MASKS: "byte trie with token masks"}
+
+CODEC_RAW = 0
+CODEC_ZSTD = 1
+CODEC_NAMES = {CODEC_RAW: "raw", CODEC_ZSTD: "zstd"}
+
+FRAME_SIZE = 1 << 20
+"""Raw bytes of a section that one frame holds; the last frame of a section may hold fewer."""
+
+ALIGNMENT = 64
+"""Sections begin at multiples of this, so that raw ones can be mapped and used in place."""
+
+# magic, version, kind, byte order, frame size, reserved zeros, checksum of the bytes before it
+HEADER = struct.Struct("<8sHHII40sI")
+# name, codec, element size of the byte shuffle (0: none), reserved, offset, stored size, raw size, frames, checksum
+SECTION = struct.Struct("<24sBBHQQQII4s")
+# stored size of one frame
+FRAME = struct.Struct("<I")
+# magic, offset of the table, sections, frames in all, size of the file, digest of header and table, reserved zeros
+FOOTER = struct.Struct("<8sQIIQ16s16s")
+
+assert HEADER.size == SECTION.size == FOOTER.size == 64
+
+MAX_SECTIONS = 256
+
+META = "meta"
+LOUDS = "louds"
+LABEL_LOW = "label_low"
+LABEL_DELTA = "label_delta"
+HIGH_FLAGS = "high_flags"
+LABEL_HIGH = "label_high"
+TERMINAL = "terminal"
+INNER_TERMINAL = "inner_terminal"
+VALUES = "values"
+VALUE_COUNTS = "value_counts"
+WORD_TEXT = "word_text"
+WORD_ENDS = "word_ends"
+TOKENIZER = "tokenizer"
+
+SECTION_NAMES = {
+    META: "JSON: counts, options, digests",
+    LOUDS: "fan-outs in level order, unary",
+    LABEL_LOW: "low 16 bits of each node's label",
+    LABEL_DELTA: "the same, less that of the sibling before",
+    HIGH_FLAGS: "a bit a node: its label has more than 16 bits",
+    LABEL_HIGH: "the bits above 16 of the flagged labels, packed",
+    TERMINAL: "a bit a node: a key ends here",
+    INNER_TERMINAL: "the same, for the root and nodes with children only",
+    VALUES: "8 bytes a value, by key id",
+    VALUE_COUNTS: "number of values of each key",
+    WORD_TEXT: "the words of the vocabulary, UTF-8, end to end",
+    WORD_ENDS: "where each word ends in word_text",
+    TOKENIZER: "the tokenizer.json that the keys were encoded with",
+}
+"""Sections of a token trie. Kind 2 adds its own; a reader refuses names that its kind does not know."""
+
+MASK_SECTION_PREFIX = "mask_"
+"""Sections of kind 2 beside `meta` begin with this."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One row of the section table."""
+
+    name: str
+    codec: int
+    element_size: int
+    offset: int
+    stored_size: int
+    raw_size: int
+    num_frames: int
+    checksum: int
+
+    def pack(self) -> bytes:
+        return SECTION.pack(
+            self.name.encode("ascii"),
+            self.codec,
+            self.element_size,
+            0,
+            self.offset,
+            self.stored_size,
+            self.raw_size,
+            self.num_frames,
+            self.checksum,
+            b"",
+        )

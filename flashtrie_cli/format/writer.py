@@ -1,0 +1,162 @@
+"""Writes an index file as a stream: sections one after another, then the table and the footer. No seeking back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from flashtrie_cli.errors import OutputError
+from flashtrie_cli.files import atomic_output
+from flashtrie_cli.format import frames, layout
+
+CODECS = {"raw": layout.CODEC_RAW, "zstd": layout.CODEC_ZSTD}
+DEFAULT_LEVEL = 3
+
+
+class IndexWriter:
+    """A context manager; the file appears under its name when the block ends without an error.
+
+    ``codec`` "zstd" compresses every section at ``level`` on ``threads`` threads; "raw" leaves them as they are,
+    64-byte aligned. The same sections give the same bytes, whatever the number of threads. Raises OutputError.
+    """
+
+    def __init__(
+        self, path: str, *, kind: int, codec: str = "zstd", level: int = DEFAULT_LEVEL, threads: int = 1,
+        force: bool = False,
+    ):
+        self.path = path
+        self._codec = CODECS[codec]
+        self._level = level
+        self._threads = max(threads, 1)
+        self._kind = kind
+        self._output = atomic_output(path, force=force)
+        self._sections: list[layout.Section] = []
+        self._frame_sizes: list[int] = []
+        self._offset = 0
+
+    def __enter__(self) -> IndexWriter:
+        self._file = self._output.__enter__()
+        header = layout.HEADER.pack(
+            layout.MAGIC, layout.VERSION, self._kind, layout.BYTE_ORDER, layout.FRAME_SIZE, b"", 0
+        )[:-4]
+        self._header = header + zlib.crc32(header).to_bytes(4, "little")
+        self._write(self._header)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            try:
+                self._finish()
+            except BaseException as failure:
+                if not self._output.__exit__(type(failure), failure, failure.__traceback__):
+                    raise
+                return
+        self._output.__exit__(kind, error, traceback)
+
+    def add(self, name: str, array: np.ndarray, *, element_size: int = 0) -> None:
+        """A section from an array, or anything with a buffer; ``element_size`` > 1 shuffles its bytes by planes."""
+        data = memoryview(np.ascontiguousarray(array)).cast("B") if array.size else memoryview(b"")
+        step = layout.FRAME_SIZE
+        self.add_chunks(name, (data[at : at + step] for at in range(0, len(data), step)), element_size=element_size)
+
+    def add_json(self, name: str, value: Any) -> None:
+        """A section of JSON with sorted keys."""
+        self.add_chunks(name, [json.dumps(value, sort_keys=True, ensure_ascii=False).encode()])
+
+    def add_chunks(self, name: str, chunks: Iterable[bytes | memoryview], *, element_size: int = 0) -> None:
+        """A section from pieces, each of FRAME_SIZE bytes but for the last (``reframe`` makes them so)."""
+        if len(self._sections) == layout.MAX_SECTIONS:
+            raise OutputError("too many sections", file=self.path)
+        self._write(b"\0" * (-self._offset % layout.ALIGNMENT))
+        begin, raw_size, checksum, num_frames = self._offset, 0, 0, 0
+        codec = self._codec
+        for raw, stored in self._compressed(reframe(chunks), element_size):
+            self._write(stored)
+            raw_size += raw
+            checksum = zlib.crc32(stored, checksum)
+            num_frames += 1
+            if codec != layout.CODEC_RAW:
+                self._frame_sizes.append(len(stored))
+        if codec == layout.CODEC_RAW:
+            num_frames = 0
+        self._sections.append(
+            layout.Section(
+                name, codec, element_size if codec != layout.CODEC_RAW else 0, begin, self._offset - begin, raw_size,
+                num_frames, checksum,
+            )
+        )
+
+    def _compressed(
+        self, chunks: Iterator[bytes | memoryview], element_size: int
+    ) -> Iterator[tuple[int, bytes | memoryview]]:
+        """(raw size, stored bytes) of each frame, in order, a few frames compressed ahead."""
+        if self._codec == layout.CODEC_RAW:
+            yield from ((len(chunk), chunk) for chunk in chunks)
+            return
+
+        def compress(chunk: bytes | memoryview) -> tuple[int, bytes]:
+            compressor = zstandard.ZstdCompressor(level=self._level, write_content_size=True)
+            return len(chunk), compressor.compress(frames.shuffle(chunk, element_size))
+
+        if self._threads == 1:
+            yield from map(compress, chunks)
+            return
+        with ThreadPoolExecutor(self._threads) as pool:
+            ahead: deque[Future[tuple[int, bytes]]] = deque()
+            for chunk in chunks:
+                ahead.append(pool.submit(compress, chunk))
+                if len(ahead) > 2 * self._threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+
+    def _write(self, data: bytes | memoryview) -> None:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise OutputError(f"cannot be written: {error.strerror}", file=self.path) from error
+        self._offset += len(data)
+
+    def _finish(self) -> None:
+        self._write(b"\0" * (-self._offset % layout.ALIGNMENT))
+        table_offset = self._offset
+        table = b"".join(section.pack() for section in self._sections)
+        table += np.array(self._frame_sizes, "<u4").tobytes()
+        table += b"\0" * (-len(table) % layout.ALIGNMENT)
+        digest = hashlib.blake2b(self._header + table, digest_size=16).digest()
+        self._write(table)
+        size = self._offset + layout.FOOTER.size
+        self._write(
+            layout.FOOTER.pack(
+                layout.END_MAGIC, table_offset, len(self._sections), len(self._frame_sizes), size, digest, b""
+            )
+        )
+        self.digest = digest.hex()
+        self.file_size = size
+        self.sections = tuple(self._sections)
+
+
+def reframe(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The same bytes in pieces of FRAME_SIZE, the last one shorter."""
+    held = bytearray()
+    for chunk in chunks:
+        if not held and len(chunk) == layout.FRAME_SIZE:
+            yield chunk
+            continue
+        held += chunk
+        while len(held) >= layout.FRAME_SIZE:
+            yield bytes(held[: layout.FRAME_SIZE])
+            del held[: layout.FRAME_SIZE]
+    if held:
+        yield bytes(held)

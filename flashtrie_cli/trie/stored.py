@@ -1,0 +1,86 @@
+"""A token trie as it lies in an index file: arrays and counts, not yet walked by any engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flashtrie_cli.errors import IndexFileError
+from flashtrie_cli.format import layout
+from flashtrie_cli.format.reader import IndexFile
+
+SPARE_WORDS = 4
+"""64-bit words readable behind the louds bits and packed labels, so that a reader may look past the end."""
+
+MAX_HIGH_WIDTH = 15
+
+
+@dataclass(frozen=True)
+class StoredTrie:
+    """Sections of a token trie. Arrays are little-endian, one-dimensional, maybe views of the mapped file.
+
+    ``louds`` uint64 with SPARE_WORDS behind it; either ``label_low`` uint16 [num_nodes] and ``terminal`` uint64,
+    or their compact forms ``label_delta`` and ``inner_terminal``; ``high_flags`` and ``label_high`` uint64, empty
+    where ``high_width`` is 0.
+    """
+
+    path: str
+    num_nodes: int
+    num_keys: int
+    high_width: int
+    louds: npt.NDArray[np.uint64]
+    label_low: npt.NDArray[np.uint16] | None
+    label_delta: npt.NDArray[np.uint16] | None
+    terminal: npt.NDArray[np.uint64] | None
+    inner_terminal: npt.NDArray[np.uint64] | None
+    high_flags: npt.NDArray[np.uint64]
+    label_high: npt.NDArray[np.uint64]
+
+    @classmethod
+    def load(cls, file: IndexFile, meta: dict[str, Any], *, threads: int = 1) -> StoredTrie:
+        """Read the trie's sections and compare their sizes with the counts; raises IndexFileError."""
+
+        def refuse(why: str) -> IndexFileError:
+            return IndexFileError(why, file=file.path, hint="rebuild the index")
+
+        counts = [meta.get(name) for name in ("num_nodes", "num_keys", "high_width")]
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
+            raise refuse("says nothing of its counts")
+        num_nodes, num_keys, high_width = counts
+        if not 1 <= num_nodes <= 0xFFFF_FFFF or num_keys > num_nodes or high_width > MAX_HIGH_WIDTH:
+            raise refuse("has counts out of range")
+        node_words = -(-num_nodes // 64)
+
+        def words(name: str, spare: int) -> npt.NDArray[np.uint64]:
+            return file.array(name, np.uint64, threads=threads, spare=spare)
+
+        def check(name: str, size: int, expected: int) -> None:
+            if size != expected:
+                raise refuse(f"section {name} holds {size} elements where its nodes need {expected}")
+
+        louds = words(layout.LOUDS, SPARE_WORDS)
+        check(layout.LOUDS, len(louds) - SPARE_WORDS, -(-(2 * num_nodes - 1) // 64))
+        label_low = label_delta = terminal = inner_terminal = None
+        if file.has(layout.LABEL_DELTA):
+            label_delta = file.array(layout.LABEL_DELTA, np.uint16, threads=threads)
+            check(layout.LABEL_DELTA, len(label_delta), num_nodes)
+        else:
+            label_low = file.array(layout.LABEL_LOW, np.uint16, threads=threads)
+            check(layout.LABEL_LOW, len(label_low), num_nodes)
+        if file.has(layout.INNER_TERMINAL):
+            inner_terminal = words(layout.INNER_TERMINAL, 0)
+        else:
+            terminal = words(layout.TERMINAL, 0)
+            check(layout.TERMINAL, len(terminal), node_words)
+        high_flags = label_high = np.zeros(0, np.uint64)
+        if high_width:
+            high_flags = words(layout.HIGH_FLAGS, 0)
+            check(layout.HIGH_FLAGS, len(high_flags), node_words)
+            label_high = words(layout.LABEL_HIGH, SPARE_WORDS)
+        return cls(
+            file.path, num_nodes, num_keys, high_width, louds, label_low, label_delta, terminal, inner_terminal,
+            high_flags, label_high,
+        )
