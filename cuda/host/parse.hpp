@@ -11,9 +11,9 @@
 
 namespace flashtrie {
 
-constexpr uint32_t kMaxToken = 0x7fffffffu;
+constexpr uint32_t kMaxInputToken = 0x7fffffffu;
 constexpr uint32_t kUnknownToken = 0xffffffffu;
-constexpr int64_t kMaxDepth = 65535;
+constexpr int64_t kMaxKeyTokens = 65535;
 
 // A growing array of plain numbers that, unlike std::vector, touches no memory before it is written.
 template <typename T>
@@ -69,7 +69,7 @@ enum class LineFault : int32_t {
   none = 0,
   bad_token = 1,        // begin..end: the word that is no decimal number
   token_too_large = 2,  // begin..end: the number above 2^31 - 1
-  too_deep = 3,         // more than kMaxDepth tokens
+  too_deep = 3,         // more than kMaxKeyTokens tokens
   missing_column = 4,   // the line has too few columns
   bad_value = 5,        // begin..end: the column that is no finite number
   value_too_large = 6,  // begin..end: an integer of 2^64 or more

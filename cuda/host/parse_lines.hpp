@@ -119,14 +119,27 @@ Fault parse_columns(std::string_view line, int value_column, ParsedLines& out, P
   return parse_value(value, out);
 }
 
-template <typename ParseKey>
-void parse_lines(std::string_view block, const LineFormat& format, ParsedLines& out, ParseKey&& parse_key) {
+struct NoShortcut {
+  const char* operator()(const char*) const { return nullptr; }
+};
+
+// `shortcut(at)` may parse a whole line with at least one token and return where the next begins, or
+// return null and leave the line to `parse_key`.
+template <typename ParseKey, typename Shortcut = NoShortcut>
+void parse_lines(std::string_view block, const LineFormat& format, ParsedLines& out, ParseKey&& parse_key,
+                 Shortcut&& shortcut = {}) {
   out.has_floats = format.float_values;
   out.offsets.push_back(0);
   const char* at = block.data();
   const char* const end = at + block.size();
   int64_t line_number = format.first_line;
   for (; at < end; ++line_number) {
+    if (const char* next = shortcut(at); next != nullptr) {
+      out.offsets.push_back(static_cast<int64_t>(out.tokens.size()));
+      out.lines.push_back(line_number);
+      at = next;
+      continue;
+    }
     const char* newline = static_cast<const char*>(memchr(at, '\n', static_cast<size_t>(end - at)));
     const char* line_end = newline != nullptr ? newline : end;
     if (line_end > at && line_end[-1] == '\r') --line_end;

@@ -69,7 +69,7 @@ uint32_t WordTable::resolve_or_add(const Probe& probe) {
   for (; slots_[at].id != kUnknownToken; at = (at + 1) & mask) {
     if (matches(slots_[at], probe, tag)) return slots_[at].id;
   }
-  if (num_words_ > kMaxToken) throw std::length_error("more than 2^31 different words");
+  if (num_words_ > kMaxInputToken) throw std::length_error("more than 2^31 different words");
   const uint32_t id = static_cast<uint32_t>(num_words_++);
   slots_[at] = {probe.head, tag, id};
   char* room = arena_.room(probe.size);
@@ -152,7 +152,7 @@ class WordParser {
       at += size;
     }
     finish_word();
-    if (out_.tokens.size() - first > static_cast<size_t>(kMaxDepth))
+    if (out_.tokens.size() - first > static_cast<size_t>(kMaxKeyTokens))
       return {LineFault::too_deep, line.data(), line.data() + line.size()};
     return {};
   }

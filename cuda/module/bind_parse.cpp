@@ -1,8 +1,6 @@
 // Parsers of key text and the word table; called from flashtrie_cli/keys/parsing.py and vocabulary.py.
 #include <nanobind/stl/string_view.h>
 
-#include <algorithm>
-
 #include "bindings.hpp"
 #include "host/parse.hpp"
 #include "host/parse_words.hpp"
@@ -71,7 +69,7 @@ nb::tuple bound_sorted(const WordTable& table) {
       ranks[ids[rank]] = static_cast<uint32_t>(rank);
       const std::string_view word = table.word(ids[rank]);
       uint8_t* room = text.room(word.size());
-      std::copy(word.begin(), word.end(), room);
+      if (!word.empty()) memcpy(room, word.data(), word.size());
       text.set_end(room + word.size());
       offsets.push_back(static_cast<int64_t>(text.size()));
     }

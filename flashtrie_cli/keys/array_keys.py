@@ -21,9 +21,10 @@ def array_batches(
 ) -> Iterator[KeyBatch]:
     """Batches of bounded size from one file.
 
-    `.npz`: ``tokens`` [S] with ``offsets`` [N + 1], or ``tokens`` [N, L] whose rows end with padding (-1, or 0xFFFFFFFF);
-    ``values`` [N] where there are some. `.npy`: ``tokens`` [N, L]. Any integer dtype; an array in Fortran order is loaded
-    whole. Unlike lines of text, empty keys count. Raises InputError naming the row, from 1.
+    `.npz`: ``tokens`` [S] with ``offsets`` [N + 1], or ``tokens`` [N, L] whose rows end with padding (-1, or
+    0xFFFFFFFF); ``values`` [N] where there are some. `.npy`: ``tokens`` [N, L]. Any integer dtype; an array
+    in Fortran order is loaded whole. Unlike lines of text, empty keys count. Raises InputError naming the
+    row, from 1.
     """
     with ArrayFile(path) as file:
         tokens = file.stream("" if file.names == [""] else "tokens")
@@ -69,8 +70,7 @@ def _padded_batches(tokens: ArrayStream, batch_tokens: int, batch_keys: int) -> 
         rows = tokens.take(step)
         is_token = _is_token_or_fail(tokens, rows, first_row)
         counts = is_token.sum(axis=1, dtype=np.int64)
-        gaps: npt.NDArray[np.intp] | list[int] = np.flatnonzero((is_token[:, 1:] & ~is_token[:, :-1]).any(axis=1)) if width else []
-        if len(gaps):
+        if (gaps := np.flatnonzero((is_token[:, 1:] & ~is_token[:, :-1]).any(axis=1))).size:
             raise tokens.fault(f"row {first_row + int(gaps[0])} has a token behind its padding")
         if width > MAX_DEPTH and (deep := np.flatnonzero(counts > MAX_DEPTH)).size:
             raise tokens.fault(f"row {first_row + int(deep[0])} has more than {MAX_DEPTH} tokens")

@@ -20,8 +20,8 @@ _READ_SIZE = 1 << 20
 class ArrayStream:
     """One array in C order, taken row by row from the front (``take``).
 
-    ``shape`` and ``dtype`` are known at once. Reading checks what is stored: a short or corrupt member is an InputError.
-    An array in Fortran order can't be streamed by rows and is loaded whole.
+    ``shape`` and ``dtype`` are known at once. Reading checks what is stored: a short or corrupt member is an
+    InputError. An array in Fortran order can't be streamed by rows and is loaded whole.
     """
 
     def __init__(self, file: IO[bytes], source: str, name: str):

@@ -18,10 +18,10 @@ UNKNOWN_TOKEN = 0xFFFF_FFFF
 class KeyBatch:
     """N keys: key k is ``tokens[offsets[k]:offsets[k + 1]]``.
 
-    ``tokens`` uint32, flat; ``offsets`` int64 [N + 1], from 0. ``values``: uint64 [N] or float64 [N]; None where the
-    input has none. A batch has uint64 as long as every value so far was an unsigned integer; once another number was
-    seen, this batch and all later ones have float64. ``lines`` int64 [N]: 1-based line (npz, npy: row) of each key in
-    ``source``, the file's name as given, ``-`` for stdin.
+    ``tokens`` uint32, flat; ``offsets`` int64 [N + 1], from 0. ``values``: uint64 [N] or float64 [N]; None
+    where the input has none. A batch has uint64 as long as every value so far was an unsigned integer; once
+    another number was seen, this batch and all later ones have float64. ``lines`` int64 [N]: 1-based line
+    (npz, npy: row) of each key in ``source``, the file's name as given, ``-`` for stdin.
     """
 
     tokens: npt.NDArray[np.uint32]

@@ -16,8 +16,8 @@ UTF8_BOM = b"\xef\xbb\xbf"
 def line_blocks(chunks: Iterable[bytes], source: str, block_size: int = BLOCK_SIZE) -> Iterator[bytes]:
     """Blocks of at least ``block_size`` bytes (the last may be shorter) that end where a line ends.
 
-    A byte order mark at the start is dropped. The last line may lack its newline. Raises InputError for a line above
-    MAX_LINE_SIZE, which bounds the memory, and for a file of arrays.
+    A byte order mark at the start is dropped. The last line may lack its newline. Raises InputError for a
+    line above MAX_LINE_SIZE, which bounds the memory, and for a file of arrays.
     """
     pieces: list[bytes] = []
     size = 0  # of all pieces

@@ -1,7 +1,7 @@
 """Blocks of lines to keys: what the parsers agree on, and the sentences their faults become.
 
-The C++ parsers (`cuda/host/parse*`) and the Python ones (`parse_python.py`) give the same `ParsedLines`, faults
-included; a test holds one against the other.
+The C++ parsers (`cuda/host/parse*`) and the Python ones (`parse_python.py`) give the same `ParsedLines`,
+faults included; a test holds one against the other.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class LineFault(IntEnum):
 class LineFormat:
     """Where a block stands and how its lines are made.
 
-    ``first_line``: number of its first line. ``value_column``: 1-based among TAB separated ones, 0 for none; the key is
-    then the first of the others. ``float_values``: an earlier value of this input was no unsigned integer.
+    ``first_line``: number of its first line. ``value_column``: 1-based among TAB separated ones, 0 for none;
+    the key is then the first of the others. ``float_values``: an earlier value of this input was no unsigned
+    integer.
     """
 
     first_line: int = 1

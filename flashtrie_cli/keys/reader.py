@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from flashtrie_cli.errors import InputError, UsageError
+from flashtrie_cli.errors import UsageError
 from flashtrie_cli.keys.array_keys import array_batches
 from flashtrie_cli.keys.batch import KeyBatch
 from flashtrie_cli.keys.lines import BLOCK_SIZE, line_blocks
@@ -35,14 +32,15 @@ INPUT_KINDS: tuple[InputKind, ...] = ("text", "ids", "jsonl", "npz")
 class KeyReader:
     """Keys of files, in order, one pass.
 
-    ``kind``: ``text`` (one key a line, made into tokens by ``tokenizer``), ``ids`` (decimal token ids between blanks),
-    ``jsonl`` (see `jsonl_keys`), ``npz`` (see `array_keys`). Files are plain, gzip or Zstandard by content; ``-`` is
-    stdin. ``lowercase`` applies ``str.lower()`` to text first. ``values_column`` (1-based, TAB separated; text and ids
-    only) holds each key's value, and the first other column the key. ``threads`` above 1 reads and decompresses beside
-    the parser. Lines without a token are skipped and counted; the empty key comes from jsonl and npz only.
+    ``kind``: ``text`` (one key a line, made into tokens by ``tokenizer``), ``ids`` (decimal token ids between
+    blanks), ``jsonl`` (see `jsonl_keys`), ``npz`` (see `array_keys`). Files are plain, gzip or Zstandard by
+    content; ``-`` is stdin. ``lowercase`` applies ``str.lower()`` to text first. ``values_column`` (1-based,
+    TAB separated; text and ids only) holds each key's value, and the first other column the key. ``threads``
+    above 1 reads and decompresses beside the parser. Lines without a token are skipped and counted; the empty
+    key comes from jsonl and npz only.
 
-    After (not during) the pass, `source_digest` tells whether the same bytes came in. Errors in what is read are
-    InputError with file and line, options that do not go together UsageError.
+    After (not during) the pass, `source_digest` tells whether the same bytes came in. Errors in what is read
+    are InputError with file and line, options that do not go together UsageError.
     """
 
     def __init__(

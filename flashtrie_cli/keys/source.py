@@ -30,8 +30,8 @@ _OTHER_FORMATS = {b"\xfd7zXZ\x00": "xz", b"BZh": "bzip2"}
 class ReadStats:
     """Counts while reading; they grow as batches are taken, so a progress bar can poll them.
 
-    ``num_bytes_read``: raw bytes, before decompression; ``num_text_bytes``: after it. Both run ahead of the batches by
-    what is buffered. ``num_lines``: lines, or rows of arrays.
+    ``num_bytes_read``: raw bytes, before decompression; ``num_text_bytes``: after it. Both run ahead of the
+    batches by what is buffered. ``num_lines``: lines, or rows of arrays.
     """
 
     num_keys_read: int = 0
@@ -171,7 +171,7 @@ def _is_skippable_frame(head: bytes) -> bool:
 
 
 def _zstd_chunks(raw: RawReader, chunk_size: int) -> Iterator[bytes]:
-    """Frames one after the other. Pieces go through the push interface, the only one that tells a cut frame."""
+    """Frames one after the other, by the push interface: the only one that tells a cut frame."""
     import zstandard
 
     pending: list[bytes] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -87,7 +88,7 @@ class HuggingFaceTokenizer:
         for begin in range(0, len(offsets) - 1, _TEXTS_PER_CALL):
             ends = offsets[begin : begin + _TEXTS_PER_CALL + 1].tolist()
             flat = tokens[ends[0] : ends[-1]].tolist()
-            keys = [flat[a - ends[0] : b - ends[0]] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+            keys = [flat[a - ends[0] : b - ends[0]] for a, b in pairwise(ends)]
             texts += self._tokenizer.decode_batch(keys, skip_special_tokens=False)
         return texts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ class WordVocabulary:
         return int(self._table.add(word.encode("utf-8")))
 
     def parse_block(self, block: bytes, form: LineFormat) -> ParsedLines:
-        """Keys of whole lines of text; new words are added. The block may hold a fault (see `ParsedLines.check`)."""
+        """Keys of whole lines of text, new words added; or a fault (see `ParsedLines.check`)."""
         return ParsedLines(
             *self._table.parse(
                 as_bytes_array(block), form.first_line, form.value_column, form.float_values, True
@@ -52,8 +53,9 @@ class WordVocabulary:
     def sorted(self) -> Words:
         """The words in byte order, and where each went.
 
-        Returns ``new_ids`` uint32 [W] (old id -> rank in byte order), ``text`` uint8 (the words in that order, end to
-        end) and ``offsets`` int64 [W + 1]. Ranks depend on the set of words alone, whatever order they came in.
+        Returns ``new_ids`` uint32 [W] (old id -> rank in byte order), ``text`` uint8 (the words in that
+        order, end to end) and ``offsets`` int64 [W + 1]. Ranks depend on the set of words alone, whatever
+        order they came in.
         """
         return self._table.sorted()
 
@@ -61,8 +63,8 @@ class WordVocabulary:
 class FrozenVocabulary:
     """The vocabulary of an index: word ids are ranks in byte order.
 
-    ``text`` uint8 and ``offsets`` int64 [W + 1] as `WordVocabulary.sorted` gives them; both may be views of a mapped
-    file. A vocabulary that breaks its rules is an IndexFileError.
+    ``text`` uint8 and ``offsets`` int64 [W + 1] as `WordVocabulary.sorted` gives them; both may be views of a
+    mapped file. A vocabulary that breaks its rules is an IndexFileError.
     """
 
     kind = "words"
@@ -126,7 +128,7 @@ class FrozenVocabulary:
         )
 
     def encode_batch(self, texts: list[str]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Tokens of each text: flat uint32 and int64 offsets; words that the vocabulary lacks become UNKNOWN_TOKEN."""
+        """Tokens of each text: flat uint32 and int64 offsets; UNKNOWN_TOKEN for a word it lacks."""
         if len(texts) < self._FEW_WORDS and sum(map(len, texts)) < 16 * self._FEW_WORDS:
             keys = [self.ids(text.split()) for text in texts]
             offsets = np.zeros(len(keys) + 1, dtype=np.int64)
@@ -143,7 +145,7 @@ class FrozenVocabulary:
             raise IndexError(f"token {int(used.max())} is not in the vocabulary of {len(self)} words")
         module = native()
         if module is None:
-            return [" ".join(self.words(tokens[a:b])) for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+            return [" ".join(self.words(tokens[a:b])) for a, b in pairwise(offsets)]
         # No word has white space, so a newline ends a key and nothing else.
         return module.join_words(self.text, self.offsets, tokens, offsets).decode("utf-8").split("\n")[:-1]
 
@@ -159,7 +161,7 @@ class FrozenVocabulary:
 def _encode_texts(
     texts: list[str], table: Any, *, grow: bool
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-    """One text a line would lose empty texts and split at newlines, so those are taken out of the way first."""
+    """Through the parser of lines, one text each; so newlines within texts go first, empty texts come back."""
     cleaned = [" ".join(text.split()) if "\n" in text else text for text in texts]
     try:
         block = "\n".join(cleaned).encode("utf-8")
@@ -191,7 +193,7 @@ class _PythonTable:
 
     def fill(self, text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> None:
         words = text.tobytes()
-        for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        for begin, end in pairwise(offsets.tolist()):
             self.add(words[begin:end])
 
     def parse(
@@ -222,7 +224,7 @@ class _PythonTable:
 def _first_bad_word(text: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> int:
     """Twin of the C++ function of that name."""
     data, previous = text.tobytes(), b""
-    for at, (begin, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+    for at, (begin, end) in enumerate(pairwise(offsets.tolist())):
         word = data[begin:end]
         try:
             parts = word.decode("utf-8").split()
