@@ -7,4 +7,5 @@ NB_MODULE(_native, m) {
   flashtrie::bind_build(m);
   flashtrie::bind_query(m);
   flashtrie::bind_search(m);
+  flashtrie::bind_parse(m);
 }
