@@ -8,6 +8,7 @@ from typing import Literal
 from flashtrie_cli.errors import UsageError
 from flashtrie_cli.keys.array_keys import array_batches
 from flashtrie_cli.keys.batch import KeyBatch
+from flashtrie_cli.keys.jsonl_keys import JsonlParser
 from flashtrie_cli.keys.lines import BLOCK_SIZE, line_blocks
 from flashtrie_cli.keys.native import native
 from flashtrie_cli.keys.parsing import LineFormat, ParsedLines, parse_ids
@@ -67,6 +68,7 @@ class KeyReader:
         self._digest = new_digest() if digest else None
         self._block_size = block_size
         self._float_values = False
+        self._jsonl = JsonlParser(tokenizer, lowercase=lowercase)
         self._check_options()
 
     def _check_options(self) -> None:
@@ -129,7 +131,7 @@ class KeyReader:
             block = lowered(block) if self.lowercase else block
             parsed = parse_text(self.tokenizer, block, form)
         else:
-            raise NotImplementedError
+            return self._jsonl.parse(block, path, form.first_line)
         parsed.check(block, path, form.value_column)
         return parsed
 

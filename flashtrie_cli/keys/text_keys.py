@@ -35,14 +35,14 @@ def _parse_with_library(tokenizer: Tokenizer, block: bytes, form: LineFormat) ->
         return [0]
 
     parsed = parse_lines(block, form, collect)
-    if parsed.fault != LineFault.NONE:
-        return parsed
-    parsed.tokens, parsed.offsets = tokenizer.encode_batch(texts)
-    counts = np.diff(parsed.offsets)
+    # Also after a fault: a key before it may turn out too deep, and the first fault is told.
+    tokens, offsets = tokenizer.encode_batch(texts[: len(parsed.lines)])
+    counts = np.diff(offsets)
     if (deep := np.flatnonzero(counts > MAX_DEPTH)).size:
         parsed.fault, parsed.fault_line = LineFault.TOO_DEEP, int(parsed.lines[deep[0]])
+    parsed.tokens, parsed.offsets = tokens, offsets
     if (empty := counts == 0).any():  # a normaliser may leave nothing of a line
-        parsed.offsets = np.concatenate([parsed.offsets[:1], parsed.offsets[1:][~empty]])
+        parsed.offsets = np.concatenate([offsets[:1], offsets[1:][~empty]])
         parsed.lines = parsed.lines[~empty]
         parsed.values = parsed.values[~empty] if parsed.values is not None else None
         parsed.num_empty += int(empty.sum())

@@ -161,7 +161,7 @@ class FrozenVocabulary:
 def _encode_texts(
     texts: list[str], table: Any, *, grow: bool
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-    """Through the parser of lines, one text each; so newlines within texts go first, empty texts come back."""
+    """By the parser of lines, one text each; so newlines within texts go first, and empty texts come back."""
     cleaned = [" ".join(text.split()) if "\n" in text else text for text in texts]
     try:
         block = "\n".join(cleaned).encode("utf-8")
