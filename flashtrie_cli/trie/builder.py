@@ -188,4 +188,4 @@ def entropy(labels: list[int]) -> float:
     """Order-0 entropy in bits an item."""
     counts = Counter(labels)
     total = len(labels)
-    return -sum(count * math.log2(count / total) for count in counts.values()) / total if total else 0.0
+    return sum(count * math.log2(total / count) for count in counts.values()) / total if total else 0.0

@@ -1,0 +1,354 @@
+"""From keys to an index file: read, sort, make unique, lay out, compress, write. The library behind `build`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flashtrie_cli.engine.cpu_build import make_builder
+from flashtrie_cli.errors import InputError, OutputError, UsageError
+from flashtrie_cli.files import check_output
+from flashtrie_cli.format import layout
+from flashtrie_cli.format.writer import CODECS, DEFAULT_LEVEL, IndexWriter
+from flashtrie_cli.keys.batch import KeyBatch
+from flashtrie_cli.keys.tokenizers import HuggingFaceTokenizer, Tokenizer
+from flashtrie_cli.keys.vocabulary import WordVocabulary
+from flashtrie_cli.trie.builder import DUPLICATE_RULES, VALUE_FLOAT, VALUE_NONE, VALUE_UNSIGNED
+
+VALUE_KINDS = {VALUE_NONE: "none", VALUE_UNSIGNED: "unsigned", VALUE_FLOAT: "float"}
+
+MIN_MEMORY = 128 << 20
+PROCESS_BYTES = 120 << 20
+"""What the interpreter, the libraries and the reader's blocks take of the cap, measured."""
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How to build. ``memory``: bytes that the process should stay within; ``threads``: for sorting and compressing."""
+
+    duplicates: str = "first"
+    is_sorted: bool = False
+    memory: int = 1 << 30
+    threads: int = 1
+    codec: str = "zstd"
+    level: int = DEFAULT_LEVEL
+    force: bool = False
+    lowercase: bool = False
+
+    def __post_init__(self) -> None:
+        if self.duplicates not in DUPLICATE_RULES:
+            raise UsageError(f"rule for duplicates {self.duplicates!r} is not one of {', '.join(DUPLICATE_RULES)}")
+        if self.codec not in CODECS:
+            raise UsageError(f"codec {self.codec!r} is not one of {', '.join(CODECS)}")
+        if not 1 <= self.level <= 22:
+            raise UsageError(f"level {self.level} is not between 1 and 22")
+        if self.memory < MIN_MEMORY:
+            raise UsageError(f"memory of {self.memory >> 20} MiB is too little", hint="--memory 128M at least")
+
+
+@dataclass
+class BuildReport:
+    """What a build did: counts of the index, sizes in bytes, seconds by stage."""
+
+    path: str = ""
+    counts: dict[str, Any] = field(default_factory=dict)
+    file_size: int = 0
+    digest: str = ""
+    sections: tuple[layout.Section, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def bits_per_key(self) -> float:
+        return self.file_size * 8 / max(self.counts["num_keys"], 1)
+
+
+def build_index(
+    keys: Iterable[KeyBatch] | Iterable[Iterable[int]],
+    path: str,
+    *,
+    tokenizer: Tokenizer | None = None,
+    options: BuildOptions | None = None,
+    progress: Callable[[str, int], None] | None = None,
+) -> BuildReport:
+    """Build an index at ``path`` from batches of keys, or from any iterable of token sequences.
+
+    ``tokenizer`` is kept in the index, so that it can speak text; a `WordVocabulary` has its ids replaced by ranks in
+    byte order, so that the index depends on the set of keys alone. ``progress(stage, keys)`` is called now and then.
+    The file appears whole or not at all. Raises InputError (a key out of range, a conflict, with file and line),
+    OutputError, UsageError.
+    """
+    options = options or BuildOptions()
+    check_output(path, force=options.force)
+    with tempfile.TemporaryDirectory(prefix=".flashtrie-", dir=os.path.dirname(os.path.abspath(path))) as scratch:
+        return _Build(path, scratch, tokenizer, options, progress or (lambda stage, keys: None)).run(keys)
+
+
+class _Build:
+    """One build, stage by stage, with a clock for each."""
+
+    def __init__(
+        self, path: str, scratch: str, tokenizer: Tokenizer | None, options: BuildOptions,
+        progress: Callable[[str, int], None],
+    ):
+        self.path = path
+        self.scratch = scratch
+        self.tokenizer = tokenizer
+        self.options = options
+        self.progress = progress
+        self.report = BuildReport(path)
+        self.sources: list[str] = []
+        self.value_kind = VALUE_NONE
+        self.builder: Any = None
+        self.conflict: type[Exception] = ValueError
+
+    def run(self, keys: Iterable[Any]) -> BuildReport:
+        clock = _Clock(self.report.seconds)
+        try:
+            batches = clock.timing("read", as_batches(keys))
+            if isinstance(self.tokenizer, WordVocabulary):
+                batches = self._with_final_words(batches, self.tokenizer)
+            for batch in batches:
+                with clock.stage("add"):
+                    self._add(batch)
+            if self.builder is None:
+                self._start(None)
+            self.progress("sort", 0)
+            with clock.stage("sort and lay out"):
+                self.builder.finish()
+        except OSError as error:
+            raise OutputError(f"temporary space is short: {error.strerror or error}", file=self.path) from error
+        except self.conflict as error:
+            raise self._explained(error) from error
+        self.report.counts = self.builder.counts()
+        self.progress("write", self.report.counts["num_keys"])
+        with clock.stage("compress and write"):
+            self._write()
+        return self.report
+
+    def _start(self, first: KeyBatch | None) -> None:
+        if first is not None and first.values is not None:
+            self.value_kind = VALUE_FLOAT if first.values.dtype.kind == "f" else VALUE_UNSIGNED
+        self.builder, self.conflict = make_builder(
+            memory=max(self.options.memory - PROCESS_BYTES, 16 << 20),
+            threads=self.options.threads,
+            temp_directory=self.scratch,
+            duplicates=self.options.duplicates,
+            value_kind=self.value_kind,
+            is_sorted=self.options.is_sorted,
+            is_compact=self.options.codec != "raw",
+        )
+
+    def _add(self, batch: KeyBatch) -> None:
+        if self.builder is None:
+            self._start(batch)
+        values = self._values(batch)
+        if not self.sources or self.sources[-1] != batch.source:
+            self.sources.append(batch.source)
+        self.builder.add(batch.tokens, batch.offsets, values, batch.lines, len(self.sources) - 1)
+        self.progress("read", batch.num_keys)
+
+    def _values(self, batch: KeyBatch) -> npt.NDArray[np.uint64] | None:
+        """The values as 64-bit patterns of the one kind that the index has."""
+        line = int(batch.lines[0]) if batch.lines is not None and len(batch.lines) else None
+        if (batch.values is None) != (self.value_kind == VALUE_NONE):
+            raise InputError("some keys have a value and some have none", file=batch.source, line=line)
+        if batch.values is None:
+            return None
+        if self.value_kind == VALUE_FLOAT:
+            return np.ascontiguousarray(batch.values, np.float64).view(np.uint64)
+        if batch.values.dtype.kind == "f":
+            raise InputError(
+                "values begin as unsigned integers and go on as other numbers", file=batch.source, line=line,
+                hint="--value-type float takes them all as floats",
+            )
+        return np.ascontiguousarray(batch.values, np.uint64)
+
+    def _with_final_words(self, batches: Iterator[KeyBatch], vocabulary: WordVocabulary) -> Iterator[KeyBatch]:
+        """The same batches with final word ids, which are known once the last word has been seen."""
+        stash = _Stash(self.scratch, (self.options.memory - PROCESS_BYTES) // 3)
+        for batch in batches:
+            self.progress("read", batch.num_keys)
+            stash.put(batch)
+        new_ids, self.word_text, self.word_ends = vocabulary.sorted()
+        for batch in stash.take():
+            batch.tokens = new_ids[batch.tokens]
+            yield batch
+
+    def _explained(self, error: Exception) -> InputError:
+        what, file, line, other_file, other_line, tokens = error.args
+        text = ",".join(str(token) for token in tokens[:20]) + ("…" if len(tokens) > 20 else "")
+        where = f"line {line}" if file == other_file else f"{self.sources[file]} line {line}"
+        hints = {
+            "keys are not in ascending order": "leave --sorted out, and the keys will be sorted",
+            "the same key stands twice": "--duplicates first keeps one",
+        }
+        detail = f"key [{text}], see also {where}" if line else f"key [{text}]"
+        place = self.sources[other_file] if self.sources else self.path
+        return InputError(f"{what}: {detail}", file=place, line=other_line or None, hint=hints.get(what))
+
+    def _write(self) -> None:
+        options, counts = self.options, self.report.counts
+        digest = hashlib.blake2b(digest_size=16)
+        with IndexWriter(
+            self.path, kind=layout.KIND_TOKEN_TRIE, codec=options.codec, level=options.level, threads=options.threads,
+            force=options.force,
+        ) as writer:
+            for name, element_size in TRIE_SECTIONS.items():
+                if self.builder.has(name):
+                    chunks: list[bytes] = []
+                    self.builder.read(name, layout.FRAME_SIZE, chunks.append)
+                    for chunk in chunks:
+                        digest.update(chunk)
+                    writer.add_chunks(name, chunks, element_size=element_size)
+            self._write_tokenizer(writer, digest)
+            writer.add_json(layout.META, self._meta(counts, digest.hexdigest()))
+        self.report.file_size = writer.file_size
+        self.report.digest = writer.digest
+        self.report.sections = writer.sections
+
+    def _write_tokenizer(self, writer: IndexWriter, digest: Any) -> None:
+        if isinstance(self.tokenizer, WordVocabulary):
+            for name, array in ((layout.WORD_TEXT, self.word_text), (layout.WORD_ENDS, self.word_ends[1:])):
+                digest.update(memoryview(np.ascontiguousarray(array)).cast("B") if array.size else b"")
+                writer.add(name, array, element_size=8 if name == layout.WORD_ENDS else 0)
+        elif isinstance(self.tokenizer, HuggingFaceTokenizer):
+            digest.update(self.tokenizer.payload)
+            writer.add(layout.TOKENIZER, np.frombuffer(self.tokenizer.payload, np.uint8))
+
+    def _meta(self, counts: dict[str, Any], digest: str) -> dict[str, Any]:
+        kept = ("num_keys", "num_nodes", "num_tokens", "num_highs", "high_width", "depth")
+        return {
+            **{name: counts[name] for name in kept},
+            "label_entropy": round(counts["label_entropy"], 6),
+            "value_kind": VALUE_KINDS[self.value_kind],
+            "has_value_counts": self.value_kind != VALUE_NONE and self.options.duplicates == "all",
+            "tokenizer": self.tokenizer.kind if self.tokenizer is not None else "ids",
+            "lowercase": self.options.lowercase,
+            "keys_digest": digest,
+        }
+
+
+TRIE_SECTIONS = {
+    layout.LOUDS: 0,
+    layout.LABEL_LOW: 0,
+    layout.LABEL_DELTA: 2,
+    layout.HIGH_FLAGS: 0,
+    layout.LABEL_HIGH: 0,
+    layout.TERMINAL: 0,
+    layout.INNER_TERMINAL: 0,
+    layout.VALUES: 8,
+    layout.VALUE_COUNTS: 4,
+}
+"""Sections in the order of the file, with the element size by which their bytes are shuffled before compression."""
+
+
+def as_batches(keys: Iterable[Any], *, keys_per_batch: int = 1 << 14) -> Iterator[KeyBatch]:
+    """Batches as they are; other iterables of token sequences in batches of their own. Raises InputError."""
+    pending: list[Any] = []
+    first_line = 1
+    for item in keys:
+        if isinstance(item, KeyBatch):
+            yield item
+            continue
+        pending.append(item)
+        if len(pending) == keys_per_batch:
+            yield _batch(pending, first_line)
+            first_line += len(pending)
+            pending = []
+    if pending:
+        yield _batch(pending, first_line)
+
+
+def _batch(sequences: list[Any], first_line: int) -> KeyBatch:
+    offsets = np.cumsum([0, *(len(sequence) for sequence in sequences)], dtype=np.int64)
+    flat = np.array([token for sequence in sequences for token in sequence], dtype=np.int64)
+    if flat.size and (flat.min() < 0 or flat.max() >= 1 << 31):
+        bad = int(np.flatnonzero((flat < 0) | (flat >= 1 << 31))[0])
+        number = int(np.searchsorted(offsets, bad, side="right")) - 1
+        raise InputError(f"token {flat[bad]} is not between 0 and 2147483647", file="keys", line=first_line + number)
+    if len(sequences) and int(np.diff(offsets).max()) > 65_535:
+        raise InputError("a key has more than 65,535 tokens", file="keys")
+    lines = np.arange(first_line, first_line + len(sequences), dtype=np.int64)
+    return KeyBatch(flat.astype(np.uint32), offsets, None, lines, "keys")
+
+
+class _Stash:
+    """Batches put aside in order: in memory up to a limit, then in a file."""
+
+    def __init__(self, directory: str, limit: int):
+        self._directory = directory
+        self._limit = limit
+        self._held: list[KeyBatch] = []
+        self._held_bytes = 0
+        self._files: list[str] = []
+
+    def put(self, batch: KeyBatch) -> None:
+        self._held.append(batch)
+        self._held_bytes += batch.tokens.nbytes + 2 * batch.offsets.nbytes
+        if self._held_bytes > self._limit:
+            self._spill()
+
+    def _spill(self) -> None:
+        path = os.path.join(self._directory, f"stash-{len(self._files)}")
+        with open(path, "wb") as file:
+            for batch in self._held:
+                np.save(file, np.array([batch.source, batch.values is not None, batch.lines is not None], object))
+                for array in (batch.tokens, batch.offsets, batch.values, batch.lines):
+                    if array is not None:
+                        np.save(file, array)
+        self._files.append(path)
+        self._held, self._held_bytes = [], 0
+
+    def take(self) -> Iterator[KeyBatch]:
+        for path in self._files:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                while file.tell() < size:
+                    source, has_values, has_lines = np.load(file, allow_pickle=True)
+                    tokens, offsets = np.load(file), np.load(file)
+                    yield KeyBatch(
+                        tokens, offsets, np.load(file) if has_values else None, np.load(file) if has_lines else None,
+                        str(source),
+                    )
+            os.unlink(path)
+        while self._held:
+            yield self._held.pop(0)
+
+
+class _Clock:
+    """Adds up the seconds of each stage."""
+
+    def __init__(self, seconds: dict[str, float]):
+        self._seconds = seconds
+
+    def timing(self, name: str, items: Iterator[Any]) -> Iterator[Any]:
+        """The same items; the time that making them takes counts for ``name``."""
+        while True:
+            with self.stage(name):
+                item = next(items, None)
+            if item is None:
+                return
+            yield item
+
+    def stage(self, name: str) -> _Stage:
+        return _Stage(self._seconds, name)
+
+
+class _Stage:
+    def __init__(self, seconds: dict[str, float], name: str):
+        self._seconds = seconds
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + time.perf_counter() - self._begin

@@ -1,0 +1,123 @@
+"""The CPU engine: the C++ extension behind the common protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flashtrie_cli.engine.protocol import I64, U32, KeyList, bad_logprob_message
+from flashtrie_cli.errors import EngineUnavailable, IndexFileError, InputError
+from flashtrie_cli.trie.stored import StoredTrie
+
+if TYPE_CHECKING:
+    from flashtrie_cli.query.plan import SearchPlan
+    from flashtrie_cli.query.results import SearchResults
+
+NO_TOKEN = 0xFFFF_FFFF
+
+
+def native() -> Any:
+    """The extension module; EngineUnavailable where it was not built."""
+    try:
+        from flashtrie_cli import _native
+    except ImportError as error:
+        raise EngineUnavailable(
+            f"the native engine is not installed ({error})",
+            hint="reinstall where a C++20 compiler is found, or use --engine reference",
+        ) from error
+    return _native
+
+
+def is_available() -> bool:
+    try:
+        native()
+    except EngineUnavailable:
+        return False
+    return True
+
+
+class CpuEngine:
+    """See ``TrieEngine``. ``threads`` work on the queries of a batch; the answer does not depend on them."""
+
+    name = "cpu"
+
+    def __init__(self, stored: StoredTrie, *, threads: int = 1):
+        self._native = native()
+        self.threads = max(threads, 1)
+        self.last_query_ns: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        try:
+            self.trie = self._open(stored)
+        except ValueError as error:
+            raise IndexFileError(str(error), file=stored.path, hint="rebuild the index") from error
+        if self.trie.num_keys != stored.num_keys:
+            raise IndexFileError("has another number of keys than it says", file=stored.path, hint="rebuild the index")
+        owned = (self.trie.louds, self.trie.label_low, self.trie.high_flags, self.trie.label_high)
+        self.resident_size = self.trie.lines.nbytes + self.trie.wide.nbytes + sum(a.nbytes for a in owned)
+
+    def _open(self, stored: StoredTrie) -> Any:
+        module, count = self._native, stored.num_nodes
+        labels, terminal = stored.label_low, stored.terminal
+        if labels is None:
+            labels = module.restore_labels(stored.louds, count, stored.label_delta)
+        if terminal is None:
+            terminal = module.restore_terminal(stored.louds, count, stored.inner_terminal)
+        return module.Trie(
+            louds=stored.louds,
+            terminal=terminal,
+            label_low=labels,
+            high_flags=stored.high_flags,
+            label_high=stored.label_high,
+            high_width=stored.high_width,
+            num_nodes=count,
+            num_threads=self.threads,
+        )
+
+    def find_nodes(self, tokens: U32, offsets: I64) -> U32:
+        return self._native.find_nodes(self.trie, tokens, offsets, self.threads)
+
+    def find_key_ids(self, tokens: U32, offsets: I64) -> I64:
+        return self._native.find_key_ids(self.trie, tokens, offsets, self.threads)
+
+    def keys_below(self, prefix: U32, batch_size: int) -> Iterator[KeyList]:
+        node = int(self.find_nodes(prefix, np.array([0, len(prefix)], np.int64))[0])
+        if node == 0xFFFF_FFFF:
+            return
+        walk = self._native.KeyWalk(self.trie, node, prefix.tolist())
+        while True:
+            keys = KeyList(*walk.next(batch_size))
+            if len(keys):
+                yield keys
+            if len(keys) < batch_size:
+                return
+
+    def common_prefixes(self, tokens: U32) -> tuple[U32, U32]:
+        return self._native.common_prefixes(self.trie, tokens)
+
+    def key_tokens(self, key_ids: U32) -> KeyList:
+        return KeyList(*self._native.key_tokens(self.trie, key_ids))
+
+    def search(
+        self, tokens: npt.NDArray[np.uint32], logprobs: npt.NDArray[np.float32], plan: SearchPlan
+    ) -> SearchResults:
+        from flashtrie_cli.query.results import SearchResults
+
+        bad = self._native.find_bad_logprob(logprobs.reshape(-1), self.threads)
+        if bad >= 0:
+            raise InputError(bad_logprob_message(bad, logprobs.shape, float(logprobs.reshape(-1)[bad])))
+        *arrays, self.last_query_ns = self._native.search(
+            self.trie,
+            tokens=tokens,
+            logprobs=logprobs,
+            length_factors=plan.length_factors(tokens.shape[1]),
+            beam_width=plan.beam_width,
+            num_results=plan.result_limit,
+            token_threshold=plan.token_threshold,
+            sequence_threshold=plan.sequence_threshold,
+            eos=NO_TOKEN if plan.eos is None else plan.eos,
+            padding=plan.padding,
+            num_threads=self.threads,
+        )
+        return SearchResults(*arrays)
