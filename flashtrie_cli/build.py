@@ -42,12 +42,15 @@ class BuildOptions:
     level: int = DEFAULT_LEVEL
     force: bool = False
     lowercase: bool = False
+    value_type: str = "auto"
 
     def __post_init__(self) -> None:
         if self.duplicates not in DUPLICATE_RULES:
             raise UsageError(f"rule for duplicates {self.duplicates!r} is not one of {', '.join(DUPLICATE_RULES)}")
         if self.codec not in CODECS:
             raise UsageError(f"codec {self.codec!r} is not one of {', '.join(CODECS)}")
+        if self.value_type not in ("auto", "float"):
+            raise UsageError(f"value type {self.value_type!r} is not auto or float")
         if not 1 <= self.level <= 22:
             raise UsageError(f"level {self.level} is not between 1 and 22")
         if self.memory < MIN_MEMORY:
@@ -135,7 +138,8 @@ class _Build:
 
     def _start(self, first: KeyBatch | None) -> None:
         if first is not None and first.values is not None:
-            self.value_kind = VALUE_FLOAT if first.values.dtype.kind == "f" else VALUE_UNSIGNED
+            is_float = self.options.value_type == "float" or first.values.dtype.kind == "f"
+            self.value_kind = VALUE_FLOAT if is_float else VALUE_UNSIGNED
         self.builder, self.conflict = make_builder(
             memory=max(self.options.memory - PROCESS_BYTES, 16 << 20),
             threads=self.options.threads,

@@ -1,0 +1,83 @@
+"""What people read: progress and summaries on stderr, tables on stdout. Nothing here decides anything."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+
+def size_text(num_bytes: float) -> str:
+    """12.3 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024 or unit == "GiB":
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    raise AssertionError
+
+
+def duration_text(seconds: float) -> str:
+    """840 µs, 12.3 ms, 4.5 s, 3 min 20 s."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 120:
+        return f"{seconds:.2f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+def peak_memory() -> int:
+    """Most bytes this process has had resident."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def summary(rows: Sequence[tuple[str, str]], *, quiet: bool) -> None:
+    """Aligned lines of name and figure on stderr."""
+    if quiet:
+        return
+    width = max((len(name) for name, _ in rows), default=0)
+    sys.stderr.write("".join(f"{name:<{width}}  {figure}\n" for name, figure in rows))
+
+
+def table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> None:
+    """A rich table on stdout; ``columns`` are (heading, "left" or "right")."""
+    from rich.console import Console
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    for heading, side in columns:
+        made.add_column(heading, justify="right" if side == "right" else "left", no_wrap=True)
+    for row in rows:
+        made.add_row(*row)
+    # Into a pipe or a file a table keeps its width, rather than folding at a terminal that isn't there.
+    console = Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False)
+    console.print(made)
+
+
+@contextlib.contextmanager
+def progress(total: int | None, unit: str, *, quiet: bool) -> Iterator[Callable[[str, int], None]]:
+    """A callback (stage, done so far) that draws a bar on stderr while that is a terminal, and nothing else."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda stage, done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns: tuple[Any, ...] = (
+        TextColumn("{task.description:<9}"),
+        BarColumn(),
+        TextColumn("{task.fields[count]:>12} {task.fields[unit]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=5) as bar:
+        task = bar.add_task("", total=total, count="0", unit=unit)
+
+        def show(stage: str, done: int) -> None:
+            bar.update(task, description=stage, completed=min(done, total) if total else done, count=f"{done:,}")
+
+        yield show

@@ -1,0 +1,46 @@
+"""Standard streams and result files: stdout carries results only, ``-`` is written out, files appear whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from flashtrie_cli.files import atomic_output
+
+STANDARD = "-"
+
+
+@contextlib.contextmanager
+def open_results(path: str, *, force: bool = True) -> Iterator[BinaryIO]:
+    """Where results go: stdout for ``-``, else a file that appears once the block has ended well."""
+    if path != STANDARD:
+        with atomic_output(path, force=force) as file:
+            yield file
+        return
+    sys.stdout.flush()
+    yield sys.stdout.buffer
+    sys.stdout.buffer.flush()
+
+
+def json_line(value: Any) -> bytes:
+    """One line of compact JSON; lone surrogates (text that was no UTF-8) go out as the bytes they stand for."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode("utf-8", "surrogateescape") + b"\n"
+
+
+def text_bytes(text: str) -> bytes:
+    """Text as UTF-8; lone surrogates as the bytes they stand for."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def print_json(value: Any) -> None:
+    """One indented JSON object on stdout."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def warn(message: str) -> None:
+    """A warning on stderr; --quiet does not silence it."""
+    sys.stderr.write(f"flashtrie: warning: {message}\n")
