@@ -43,6 +43,11 @@ def summary(rows: Sequence[tuple[str, str]], *, quiet: bool) -> None:
     sys.stderr.write("".join(f"{name:<{width}}  {figure}\n" for name, figure in rows))
 
 
+def write_line(text: str) -> None:
+    """A line on stdout."""
+    sys.stdout.write(text + "\n")
+
+
 def table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> None:
     """A rich table on stdout; ``columns`` are (heading, "left" or "right")."""
     from rich.console import Console

@@ -1,0 +1,89 @@
+"""`flashtrie inspect`: what is in an index file, and whether it is sound."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from flashtrie_cli.commands.common import Debug, IndexPath, Json, Threads
+
+
+def command(
+    index: IndexPath,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check every checksum, the digest and all counts; exit 3 on damage.")
+    ] = False,
+    levels: Annotated[bool, typer.Option("--levels", help="Nodes, keys and fan-outs of each level.")] = False,
+    threads: Threads = 1,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show header, sections, counts and bits a key by part; --json for CI."""
+    from flashtrie_cli.commands.common import thread_count
+    from flashtrie_cli.index import Index
+    from flashtrie_cli.inspect import describe
+    from flashtrie_cli.inspect import verify as verify_index
+    from flashtrie_cli.streams import print_json
+
+    opened = Index.open(index, threads=thread_count(threads))
+    described = describe(opened, levels=levels or json)
+    if verify:
+        described["verified"] = verify_index(opened)
+    if json:
+        print_json({"schema": "flashtrie.inspect/1", **described})
+        return
+    _show(described)
+
+
+def _show(d: dict[str, Any]) -> None:
+    from flashtrie_cli.report import size_text, table, write_line
+
+    vocabulary = d["tokenizer"] + (f", {d['num_words']:,} entries" if d["num_words"] is not None else "")
+    rows = [
+        ("kind", f"{d['kind']}, format version {d['format_version']}"),
+        ("digest", d["digest"]),
+        ("digest of the keys", d["keys_digest"]),
+        ("keys", f"{d['num_keys']:,}"),
+        ("nodes", f"{d['num_nodes']:,} ({d['num_nodes'] / max(d['num_keys'], 1):.3f} a key)"),
+        ("depth", f"{d['depth']:,}"),
+        ("tokens", vocabulary + (", lower case" if d["lowercase"] else "")),
+        ("labels above 16 bits", f"{d['num_highs']:,} ({d['high_width']} more bits)"),
+        ("label entropy", f"{d['label_entropy']:.2f} bits a node"),
+        ("values", d["value_kind"] + (", several a key" if d["has_value_counts"] else "")),
+        ("file", size_text(d["file_size"])),
+        ("resident", size_text(d["resident_size"])),
+    ]
+    table(d["path"], [("", "left"), ("", "left")], [list(row) for row in rows])
+    table(
+        "sections",
+        [("name", "left"), ("codec", "left"), ("raw", "right"), ("stored", "right"), ("ratio", "right")],
+        [
+            [s["name"], s["codec"], size_text(s["raw_size"]), size_text(s["stored_size"]), f"{s['ratio']:.2f}"]
+            for s in d["sections"]
+        ],
+    )
+    table(
+        "bits a key",
+        [("part", "left"), ("bits", "right")],
+        [[part.replace("_", " "), f"{bits:.2f}"] for part, bits in d["bits_per_key"].items()],
+    )
+    if "levels" in d:
+        headings = ("depth", "nodes", "keys", "leaves", "mean fan-out", "largest", "nodes by fan-out")
+        table(
+            "levels",
+            [(heading, "right" if heading != "nodes by fan-out" else "left") for heading in headings],
+            [_level_row(level) for level in d["levels"]],
+        )
+    for line in d.get("verified", ()):
+        write_line(f"verified {line}")
+
+
+def _level_row(level: dict[str, Any]) -> list[str]:
+    return [
+        str(level["depth"]),
+        *(f"{level[name]:,}" for name in ("num_nodes", "num_keys", "num_leaves")),
+        f"{level['mean_fan_out']:.2f}",
+        f"{level['max_fan_out']:,}",
+        " ".join(f"{bound}:{count:,}" for bound, count in level["fan_outs"].items()),
+    ]
