@@ -1,3 +1,33 @@
-"""flashtrie: tries as the constraint of what a model may say."""
+"""flashtrie: tries as the constraint of what a model may say.
+
+``Index`` opens an index and questions it, ``build_index`` makes one; both are imported at first use, so that the
+command line starts at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flashtrie_cli.build import BuildOptions, build_index
+    from flashtrie_cli.index import Index
+    from flashtrie_cli.query.plan import SearchPlan
 
 __version__ = "0.1.0"
+
+__all__ = ["BuildOptions", "Index", "SearchPlan", "__version__", "build_index"]
+
+_HOMES = {
+    "BuildOptions": "flashtrie_cli.build",
+    "build_index": "flashtrie_cli.build",
+    "Index": "flashtrie_cli.index",
+    "SearchPlan": "flashtrie_cli.query.plan",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -44,7 +44,7 @@ class Index:
     int64 [n + 1].
     """
 
-    def __init__(self, file: IndexFile, *, engine: str = "auto", threads: int = 1):
+    def __init__(self, file: IndexFile, *, engine: str = "auto", threads: int = 1, device: int = 0):
         if file.kind != layout.KIND_TOKEN_TRIE:
             raise IndexFileError(
                 f"is a {layout.KIND_NAMES[file.kind]}, not a token trie", file=file.path, hint="see flashtrie mask"
@@ -53,14 +53,17 @@ class Index:
         self.meta: dict[str, Any] = self._checked_meta(file.json(layout.META))
         self._threads = threads
         self.stored = StoredTrie.load(file, self.meta, threads=threads)
-        self.engine = make_engine(engine, self.stored, threads=threads)
+        self.engine = make_engine(engine, self.stored, threads=threads, device=device)
         self.values = self._load_values()
         self.vocabulary = self._load_vocabulary()
 
     @classmethod
-    def open(cls, path: str, *, engine: str = "auto", threads: int = 1) -> Index:
-        """Open and check an index. ``engine``: auto, cpu or reference. Raises IndexFileError, EngineUnavailable."""
-        return cls(IndexFile.open(path), engine=engine, threads=threads)
+    def open(cls, path: str, *, engine: str = "auto", threads: int = 1, device: int = 0) -> Index:
+        """Open and check an index.
+
+        ``engine``: auto, cpu, cuda or reference; ``device``: which GPU. Raises IndexFileError, EngineUnavailable.
+        """
+        return cls(IndexFile.open(path), engine=engine, threads=threads, device=device)
 
     @property
     def path(self) -> str:

@@ -79,7 +79,7 @@ def level_row(level: LevelStatistics) -> dict[str, Any]:
         "num_leaves": level.num_leaves,
         "mean_fan_out": level.mean_fan_out,
         "max_fan_out": level.max_fan_out,
-        "fan_outs": {bound: count for bound, count in zip(bounds, level.fan_out_classes, strict=True) if count},
+        "fan_outs": dict(zip(bounds, level.fan_out_classes, strict=True)),
     }
 
 

@@ -69,10 +69,11 @@ def _show(d: dict[str, Any]) -> None:
         [[part.replace("_", " "), f"{bits:.2f}"] for part, bits in d["bits_per_key"].items()],
     )
     if "levels" in d:
-        headings = ("depth", "nodes", "keys", "leaves", "mean fan-out", "largest", "nodes by fan-out")
+        classes = list(d["levels"][0]["fan_outs"])
+        headings = ("depth", "nodes", "keys", "leaves", "mean fan-out", "largest", *(f"% {c}" for c in classes))
         table(
-            "levels",
-            [(heading, "right" if heading != "nodes by fan-out" else "left") for heading in headings],
+            "levels (fan-outs: share of the level's nodes)",
+            [(heading, "right") for heading in headings],
             [_level_row(level) for level in d["levels"]],
         )
     for line in d.get("verified", ()):
@@ -85,5 +86,5 @@ def _level_row(level: dict[str, Any]) -> list[str]:
         *(f"{level[name]:,}" for name in ("num_nodes", "num_keys", "num_leaves")),
         f"{level['mean_fan_out']:.2f}",
         f"{level['max_fan_out']:,}",
-        " ".join(f"{bound}:{count:,}" for bound, count in level["fan_outs"].items()),
+        *(f"{100 * count / level['num_nodes']:.1f}" if count else "" for count in level["fan_outs"].values()),
     ]

@@ -10,7 +10,7 @@ from flashtrie_cli.trie.stored import StoredTrie
 ENGINES = ("auto", "cpu", "reference")
 
 
-def make_engine(name: str, stored: StoredTrie, *, threads: int = 1) -> TrieEngine:
+def make_engine(name: str, stored: StoredTrie, *, threads: int = 1, device: int = 0) -> TrieEngine:
     """The engine of this name; ``auto`` takes cpu where it was built, else reference.
 
     Raises EngineUnavailable for an engine named that cannot run here, UsageError for an unknown name.

@@ -12,7 +12,7 @@ from flashtrie_cli.trie.stored import StoredTrie
 
 WORDS_PER_PIECE = 1 << 16
 
-FAN_OUT_BOUNDS = (0, 1, 2, 4, 8, 16, 64, 256, 1024, 4096, 16384, 65536)
+FAN_OUT_BOUNDS = (0, 1, 2, 8, 64, 1024)
 """Upper bounds of the fan-out classes; the last class is open."""
 
 

@@ -1,0 +1,168 @@
+"""`flashtrie search`: trie-constrained beam search over a file of proposal grids."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flashtrie_cli.commands.common import Debug, Engine, Force, IndexPath, Json, Quiet, Threads
+
+if TYPE_CHECKING:
+    from flashtrie_cli.index import Index
+
+BATCH_BYTES = 32 << 20
+MAX_BATCH = 4096
+
+
+def command(
+    index: IndexPath,
+    proposals: Annotated[
+        str, typer.Argument(metavar="PROPOSALS", help=".npz (tokens, logprobs, ids) or JSONL; - is JSONL from stdin.")
+    ],
+    beam_width: Annotated[int, typer.Option("--beam-width", "-b", min=1, help="Prefixes kept at each step.")] = 100,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", "-k", min=1, help="Only the K best proposals of each step; default all.")
+    ] = None,
+    results: Annotated[
+        int | None, typer.Option("--results", "-n", min=1, help="Most hits a query; default the beam width.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Only the first T steps; default all.")] = None,
+    alpha: Annotated[float, typer.Option(help="Exponent of the length normalisation; 0 is none.")] = 1.0,
+    token_threshold: Annotated[
+        float, typer.Option(help="Proposals must have a log-prob above this.")
+    ] = float("-inf"),
+    sequence_threshold: Annotated[float, typer.Option(help="Prefixes must score above this.")] = float("-inf"),
+    eos: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="Token that must be proposed after a key, and adds to it.")
+    ] = None,
+    engine: Engine = "auto",
+    device: Annotated[int, typer.Option(min=0, help="GPU to use, with the cuda engine.")] = 0,
+    threads: Threads = 1,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="OUT", help="File to write; - is stdout.")] = "-",
+    output_format: Annotated[
+        str, typer.Option("--format", help="tsv, jsonl, npz, or wire (the FlashTrie paper's layout).")
+    ] = "tsv",
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Find, for each query, the best keys that its proposals can spell.
+
+    Queries come out in input order. TSV columns: query, rank, key, key id, score, normalised score, value. --json is
+    --format jsonl.
+    """
+    import time
+
+    from flashtrie_cli.commands.common import thread_count
+    from flashtrie_cli.errors import UsageError
+    from flashtrie_cli.files import check_output
+    from flashtrie_cli.index import Index
+    from flashtrie_cli.query.output import FORMATS, result_writer
+    from flashtrie_cli.query.plan import SearchPlan
+    from flashtrie_cli.query.proposals import read_proposals
+    from flashtrie_cli.report import progress
+    from flashtrie_cli.streams import open_results, warn
+
+    chosen = "jsonl" if json else output_format
+    if chosen not in FORMATS:
+        raise UsageError(f"format {chosen!r} is not one of {', '.join(FORMATS)}")
+    check_output(output, force=force)
+    began = time.perf_counter()
+    opened = Index.open(index, engine=engine, threads=thread_count(threads), device=device)
+    if opened.text_missing:
+        warn(f"token ids only: {opened.text_missing}")
+    plan = SearchPlan(
+        beam_width=beam_width,
+        num_results=results,
+        alpha=alpha,
+        token_threshold=token_threshold,
+        sequence_threshold=sequence_threshold,
+        eos=None if eos is None else _token(opened, eos),
+    )
+    clock = _Clock(time.perf_counter() - began)
+    with open_results(output, force=force) as out, progress(None, "queries", quiet=quiet) as show:
+        writer = result_writer(chosen, opened, out)
+        batches = read_proposals(
+            proposals, top_k=top_k, steps=steps, batch_bytes=BATCH_BYTES, max_batch=MAX_BATCH,
+            vocabulary=opened.vocabulary,
+        )
+        for batch, found in clock.searching(opened, batches, plan, proposals):
+            began = time.perf_counter()
+            writer.write(found, batch.ids, batch.first)
+            clock.write += time.perf_counter() - began
+            show("search", batch.first + found.num_queries)
+        writer.finish()
+    clock.report(opened, quiet=quiet)
+
+
+def _token(index: Index, text: str) -> int:
+    """A token named by its id, or by its word in the index's vocabulary."""
+    from flashtrie_cli.errors import UsageError
+
+    if text.isdigit():
+        return int(text)
+    found = index.vocabulary.id(text) if index.vocabulary is not None else None
+    if found is None:
+        raise UsageError(f"--eos {text!r} is neither a token id nor a token of the index")
+    return found
+
+
+class _Clock:
+    """Where the time of a run goes, and how long single queries took."""
+
+    def __init__(self, open_seconds: float):
+        self.open = open_seconds
+        self.read = self.search = self.write = 0.0
+        self.num_queries = self.num_hits = 0
+        self.query_ns: list[Any] = []
+
+    def searching(self, index: Index, batches: Any, plan: Any, path: str) -> Any:
+        """Each batch with its results; errors in a grid name the file and the query's number in it."""
+        import time
+
+        from flashtrie_cli.errors import InputError
+
+        iterator = iter(batches)
+        while True:
+            began = time.perf_counter()
+            batch = next(iterator, None)
+            read = time.perf_counter()
+            self.read += read - began
+            if batch is None:
+                return
+            try:
+                found = index.engine.search(batch.tokens, batch.logprobs, plan)
+            except InputError as error:
+                where = f"(queries are counted from {batch.first} here) " if batch.first else ""
+                raise InputError(f"{where}{error.message}", file=path) from error
+            self.search += time.perf_counter() - read
+            self.num_queries += found.num_queries
+            self.num_hits += found.num_hits
+            times = getattr(index.engine, "last_query_ns", None)
+            if times is not None and len(times) == found.num_queries:
+                self.query_ns.append(times)
+            yield batch, found
+
+    def report(self, index: Index, *, quiet: bool) -> None:
+        from flashtrie_cli.report import duration_text, summary
+
+        total = self.open + self.read + self.search + self.write
+        threads = getattr(index.engine, "threads", None)
+        rate = self.num_queries / self.search if self.search else 0.0
+        rows = [
+            ("engine", index.engine.name + (f", {threads} threads" if threads and threads > 1 else "")),
+            ("queries", f"{self.num_queries:,}, {self.num_hits:,} hits"),
+            ("time", f"{duration_text(total)}: " + ", ".join(
+                f"{part} {duration_text(getattr(self, part))}" for part in ("open", "read", "search", "write"))),
+            ("throughput", f"{rate:,.0f} queries/s in search"),
+        ]
+        if self.query_ns:
+            import numpy as np
+
+            times = np.concatenate(self.query_ns) / 1e9
+            cuts = np.percentile(times, [50, 90, 99])
+            rows.append(("latency", f"mean {duration_text(float(times.mean()))}, " + ", ".join(
+                f"p{p} {duration_text(float(cut))}" for p, cut in zip((50, 90, 99), cuts, strict=True))))
+        summary(rows, quiet=quiet)
