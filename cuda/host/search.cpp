@@ -10,9 +10,9 @@
 namespace flashtrie {
 namespace {
 
-// A fan-out this many times the number of proposals is searched once per proposal instead of scanned
-// (measured: a scanned label costs about 1/16 of a binary search).
-constexpr uint64_t kScanPerSlot = 16;
+// A fan-out this many times the number of proposals is searched once per proposal instead of scanned: a binary
+// search costs about as much as scanning this many labels (measured: 80 ns against 0.4 ns a label with AVX-512).
+constexpr uint64_t kScanPerSlot = 192;
 
 struct Candidate {
   uint64_t key;     // rank_key(score, node)
@@ -28,6 +28,13 @@ struct Result {
   uint32_t token;
 };
 
+// A hit that may count, once its node's line says what it is.
+struct Pending {
+  uint64_t key;  // rank_key(score, child)
+  float total;   // score, and the end of sequence where one is asked for
+  uint32_t child, beam, token;
+};
+
 struct Survivor {
   uint32_t parent, token;
 };
@@ -41,7 +48,7 @@ class Searcher {
 
   // Afterwards `results` holds the hits, best first.
   void run(const uint32_t* tokens, const float* logprobs, uint64_t num_steps, uint64_t num_slots);
-  std::vector<Result>& results() { return results_.items(); }
+  std::span<const Result> results() const { return results_.items(); }
   // The tokens of a result, front to back.
   void backtrace(const Result& result, std::vector<uint32_t>& to) const;
 
@@ -49,9 +56,9 @@ class Searcher {
   void begin_step(const uint32_t* tokens, const float* logprobs, uint64_t num_steps, uint64_t num_slots);
   void find_ranges();
   void find_hits();
-  void search_wide(uint32_t beam, ChildRange range);
+  void search_wide(ChildRange range);
   void judge_hits();
-  void route(uint32_t child, uint32_t beam, uint32_t token, float score);
+  void route(const Pending& hit);
   void end_step();
 
   const TrieView trie_;
@@ -66,10 +73,6 @@ class Searcher {
   std::vector<ChildRange> ranges_;
   std::vector<uint32_t> hit_children_, hit_beams_;
   uint64_t num_hits_ = 0;
-  struct Pending {
-    uint32_t child, beam, token;
-    float score;
-  };
   std::vector<Pending> pending_;
   Top<Candidate> candidates_;
   Top<Result> results_;
@@ -141,7 +144,7 @@ void Searcher::find_hits() {
     }
     const uint64_t before = num_hits_;
     if (fan_out > kScanPerSlot * num_distinct)
-      search_wide(beam, range);
+      search_wide(range);
     else if (fan_out < 8)
       num_hits_ += scan_labels_portable(trie_.label_low + range.first, fan_out, row_.bitmap(), range.first,
                                         hit_children_.data() + num_hits_);
@@ -152,8 +155,7 @@ void Searcher::find_hits() {
   }
 }
 
-void Searcher::search_wide(uint32_t beam, ChildRange range) {
-  (void)beam;
+void Searcher::search_wide(ChildRange range) {
   for (uint32_t token : row_.tokens()) {
     const uint32_t child = find_child(trie_, range, token);
     if (child != kNoNode) hit_children_[num_hits_++] = child;
@@ -163,8 +165,13 @@ void Searcher::search_wide(uint32_t beam, ChildRange range) {
 // First what needs no memory beyond the labels: score and floors. What passes has its line prefetched, and is
 // routed once the lines of all are under way.
 void Searcher::judge_hits() {
-  pending_.clear();
+  constexpr size_t kAhead = 64;
   const float factor = params_.length_factors[step_ + 1];
+  pending_.clear();
+  auto route_all = [this] {
+    for (const Pending& hit : pending_) route(hit);
+    pending_.clear();
+  };
   for (uint64_t hit = 0; hit < num_hits_; ++hit) {
     const uint32_t child = hit_children_[hit], beam = hit_beams_[hit];
     const uint32_t token = label(trie_, child);
@@ -172,34 +179,29 @@ void Searcher::judge_hits() {
     if (!row_.find(token, &logprob)) continue;
     const float score = scores_[beam] + logprob;
     if (!(score > params_.sequence_threshold)) continue;
-    if (!candidates_.admits(rank_key(score, child)) &&
-        !(can_end_ && results_.admits(rank_key((score + end_logprob_) * factor, child))))
-      continue;
+    const float total = params_.eos == kNoToken ? score : score + end_logprob_;
+    const uint64_t key = rank_key(score, child);
+    if (!candidates_.admits(key) && !(can_end_ && results_.admits(rank_key(total * factor, child)))) continue;
     prefetch(trie_.lines + (child >> 6));
-    pending_.push_back({child, beam, token, score});
-    if (pending_.size() == 64) {
-      for (const Pending& item : pending_) route(item.child, item.beam, item.token, item.score);
-      pending_.clear();
-    }
+    pending_.push_back({key, total, child, beam, token});
+    if (pending_.size() == kAhead) route_all();
   }
-  for (const Pending& item : pending_) route(item.child, item.beam, item.token, item.score);
+  route_all();
 }
 
-void Searcher::route(uint32_t child, uint32_t beam, uint32_t token, float score) {
-  if (can_end_ && is_terminal(trie_, child)) {
-    const float total = params_.eos == kNoToken ? score : score + end_logprob_;
-    const uint64_t key = rank_key(total * params_.length_factors[step_ + 1], child);
-    if (results_.admits(key)) results_.push({key, total, step_ + 1, beam, token});
-  }
-  if (!is_leaf(trie_, child)) {
-    const uint64_t key = rank_key(score, child);
-    if (candidates_.admits(key)) candidates_.push({key, beam, token});
-  }
+void Searcher::route(const Pending& hit) {
+  const NodeLine& line = trie_.lines[hit.child >> 6];
+  const uint64_t bit = uint64_t(1) << (hit.child & 63);
+  candidates_.push_if(!(line.leaf & bit) & candidates_.admits(hit.key), {hit.key, hit.beam, hit.token});
+  if (!can_end_) return;
+  const uint64_t result_key = rank_key(hit.total * params_.length_factors[step_ + 1], hit.child);
+  results_.push_if((line.terminal & bit) && results_.admits(result_key),
+                   {result_key, hit.total, step_ + 1, hit.beam, hit.token});
 }
 
 void Searcher::end_step() {
   candidates_.select();
-  const std::vector<Candidate>& kept = candidates_.items();
+  const std::span<const Candidate> kept = candidates_.items();
   std::vector<Survivor>& history = history_[step_];
   nodes_.resize(kept.size());
   scores_.resize(kept.size());

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace flashtrie {
@@ -12,38 +13,42 @@ class Top {
  public:
   void reset(uint64_t limit) {
     limit_ = limit;
-    capacity_ = std::max<uint64_t>(2 * limit, 256);
-    items_.clear();
+    items_.resize(std::max<uint64_t>(2 * limit, 256));
+    size_ = 0;
     floor_ = 0;
   }
 
   // False for what cannot be among the best any more; spares the caller the work of making it.
   bool admits(uint64_t key) const { return key > floor_; }
 
-  void push(const Item& item) {
-    items_.push_back(item);
-    if (items_.size() >= capacity_) select();
+  // Keeps the item if `wanted`. Without a branch: whether a candidate is wanted is a coin toss to the processor.
+  void push_if(bool wanted, const Item& item) {
+    items_[size_] = item;
+    size_ += wanted;
+    if (size_ == items_.size()) select();
   }
 
   // Leaves exactly the best `limit` (or all, if fewer), in no order.
   void select() {
-    if (items_.size() <= limit_) return;
+    if (size_ <= limit_) return;
     auto better = [](const Item& a, const Item& b) { return a.key > b.key; };
-    std::nth_element(items_.begin(), items_.begin() + static_cast<int64_t>(limit_ - 1), items_.end(), better);
-    items_.resize(limit_);
-    floor_ = items_.back().key;
+    const auto begin = items_.begin();
+    std::nth_element(begin, begin + static_cast<int64_t>(limit_ - 1), begin + static_cast<int64_t>(size_), better);
+    size_ = limit_;
+    floor_ = items_[limit_ - 1].key;
   }
 
   void sort() {
-    std::sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) { return a.key > b.key; });
+    std::sort(items_.begin(), items_.begin() + static_cast<int64_t>(size_),
+              [](const Item& a, const Item& b) { return a.key > b.key; });
   }
 
-  std::vector<Item>& items() { return items_; }
+  std::span<const Item> items() const { return {items_.data(), size_}; }
 
  private:
   std::vector<Item> items_;
+  uint64_t size_ = 0;
   uint64_t limit_ = 0;
-  uint64_t capacity_ = 0;
   uint64_t floor_ = 0;
 };
 
