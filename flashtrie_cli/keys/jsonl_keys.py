@@ -71,7 +71,11 @@ class JsonlParser:
             lines.append(number)
             if value is not None:
                 values.append(value)
-        tokens, offsets, is_key = self._tokens_of(keys)
+        try:
+            tokens, offsets, is_key = self._tokens_of(keys)
+        except InputError as problem:  # of a text, by its number among the texts
+            text_lines_at = [line for key, line in zip(keys, lines, strict=True) if isinstance(key, str)]
+            raise InputError(problem.message, file=source, line=text_lines_at[problem.line or 0]) from None
         deep = np.flatnonzero(np.diff(offsets) > MAX_DEPTH)
         if deep.size:
             at = np.flatnonzero(is_key)[deep[0]]

@@ -9,6 +9,7 @@ import random
 import stat
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +36,7 @@ def read(paths: list, kind: str = "ids", **options) -> tuple[list[list[int]], li
         assert batch.offsets[0] == 0
         assert batch.offsets[-1] == len(batch.tokens)
         assert len(batch.lines) == batch.num_keys
-        keys += [
-            batch.tokens[a:b].tolist() for a, b in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)
-        ]
+        keys += [batch.tokens[a:b].tolist() for a, b in pairwise(batch.offsets)]
         values += batch.values.tolist() if batch.values is not None else []
         numbers += batch.lines.tolist()
     return keys, values or None, numbers
