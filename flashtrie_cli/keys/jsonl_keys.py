@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flashtrie_cli.errors import InputError
+from flashtrie_cli.inputs.lines import shown
 from flashtrie_cli.keys.batch import MAX_DEPTH, MAX_TOKEN, UNKNOWN_TOKEN
-from flashtrie_cli.keys.parsing import ParsedLines, shown
+from flashtrie_cli.keys.parsing import ParsedLines
 from flashtrie_cli.keys.tokenizers import HuggingFaceTokenizer, Tokenizer
 from flashtrie_cli.keys.vocabulary import FrozenVocabulary, WordVocabulary
 

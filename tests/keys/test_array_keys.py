@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from flashtrie_cli.errors import InputError, UsageError
 from flashtrie_cli.keys.array_keys import array_batches
-from flashtrie_cli.keys.arrays import ArrayFile
+from flashtrie_cli.inputs.arrays import ArrayFile
 from flashtrie_cli.keys.reader import KeyReader
 
 
