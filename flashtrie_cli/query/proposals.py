@@ -31,8 +31,8 @@ def read_proposals(
     """Batches of at most ``batch_size`` queries from a file; ``-`` is stdin, for JSON lines.
 
     `.npz`: ``tokens`` [Q, T, K] of any integer dtype, ``logprobs`` [Q, T, K] of float16, 32 or 64, and maybe
-    ``ids`` [Q]. JSON lines, plain, gzip or Zstandard: ``{"id": …, "tokens": [[…], …], "logprobs": [[…], …]}``,
-    of which rows and queries may differ in length, and tokens may be strings of the ``vocabulary``. Either is
+    ``ids`` [Q]. JSON lines, plain, gzip or Zstandard: ``{"id": …, "tokens": [[…]], "logprobs": [[…]]}``, of
+    which rows and queries may differ in length, and tokens may be strings of the ``vocabulary``. Either is
     read in slices, never whole (but for an array in Fortran order).
 
     float64 log-probs are rounded to float32. Tokens -1 and 0xFFFFFFFF mark an empty slot, as does log-prob

@@ -356,7 +356,7 @@ class TestLines:
                 '{"tokens": [[1], [2, 3]], "logprobs": [[1], [2, 1e999]]}',
                 "log-prob of query 1, step 1, slot 1 is +inf",
             ),
-            ('{"tokens": [[1]], "logprobs": [[1%s]]}' % ("0" * 999), "too large for float32"),
+            (f'{{"tokens": [[1]], "logprobs": [[{10**999}]]}}', "too large for float32"),
             ('{"id": [1], "tokens": [[1]], "logprobs": [[1]]}', "`id` is neither a string nor an integer"),
             ('{"id": true, "tokens": [[1]], "logprobs": [[1]]}', "`id` is neither"),
         ],
@@ -374,7 +374,7 @@ class TestLines:
             "for batch in read_proposals('-', batch_size=2): print(batch.tokens.tolist())"
         )
         run = subprocess.run(
-            [sys.executable, "-c", code], input=self.GOOD.encode() * 1, capture_output=True, check=True
+            [sys.executable, "-c", code], input=self.GOOD.encode(), capture_output=True, check=True
         )
         assert run.stdout == b"[[[1]]]\n"
 
