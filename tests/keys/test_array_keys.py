@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashtrie_cli.errors import InputError, UsageError
-from flashtrie_cli.keys.array_keys import array_batches
 from flashtrie_cli.inputs.arrays import ArrayFile
+from flashtrie_cli.keys.array_keys import array_batches
 from flashtrie_cli.keys.reader import KeyReader
 
 

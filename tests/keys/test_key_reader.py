@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from flashtrie_cli.errors import InputError, UsageError
 from flashtrie_cli.inputs import lines as lines_module
-from flashtrie_cli.keys import reader as reader_module
 from flashtrie_cli.inputs import source as source_module
 from flashtrie_cli.inputs.lines import line_blocks
+from flashtrie_cli.keys import reader as reader_module
 from flashtrie_cli.keys.reader import KeyReader, lowered
 from flashtrie_cli.keys.vocabulary import WordVocabulary
 
