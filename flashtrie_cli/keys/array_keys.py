@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flashtrie_cli.errors import InputError
-from flashtrie_cli.keys.arrays import ArrayFile, ArrayStream
+from flashtrie_cli.inputs.arrays import ArrayFile, ArrayStream
 from flashtrie_cli.keys.batch import MAX_DEPTH, MAX_TOKEN, UNKNOWN_TOKEN, KeyBatch
 
 BATCH_TOKENS = 1 << 20

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flashtrie_cli.errors import InputError
+from flashtrie_cli.inputs.lines import shown
 from flashtrie_cli.keys.batch import MAX_DEPTH, MAX_TOKEN, UNKNOWN_TOKEN
-from flashtrie_cli.keys.parsing import ParsedLines, shown
+from flashtrie_cli.keys.parsing import ParsedLines
 from flashtrie_cli.keys.tokenizers import HuggingFaceTokenizer, Tokenizer
 from flashtrie_cli.keys.vocabulary import FrozenVocabulary, WordVocabulary
 
@@ -71,7 +72,11 @@ class JsonlParser:
             lines.append(number)
             if value is not None:
                 values.append(value)
-        tokens, offsets, is_key = self._tokens_of(keys)
+        try:
+            tokens, offsets, is_key = self._tokens_of(keys)
+        except InputError as problem:  # of a text, by its number among the texts
+            text_lines_at = [line for key, line in zip(keys, lines, strict=True) if isinstance(key, str)]
+            raise InputError(problem.message, file=source, line=text_lines_at[problem.line or 0]) from None
         deep = np.flatnonzero(np.diff(offsets) > MAX_DEPTH)
         if deep.size:
             at = np.flatnonzero(is_key)[deep[0]]

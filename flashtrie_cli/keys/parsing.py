@@ -14,10 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flashtrie_cli.errors import InputError
+from flashtrie_cli.inputs.lines import shown
 from flashtrie_cli.keys.batch import MAX_DEPTH, MAX_TOKEN
-
-SHOWN_LENGTH = 40
-"""Characters of an offending text that an error message shows."""
 
 
 class LineFault(IntEnum):
@@ -81,14 +79,6 @@ def parse_ids(module: Any | None, block: bytes, form: LineFormat) -> ParsedLines
         return parse(block, form)
     answer = module.parse_ids(as_bytes_array(block), form.first_line, form.value_column, form.float_values)
     return ParsedLines(*answer)
-
-
-def shown(text: bytes | str) -> str:
-    """Text for an error message: quoted, control characters escaped, cut."""
-    if isinstance(text, bytes):
-        text = text.decode("utf-8", "backslashreplace")
-    cut = text if len(text) <= SHOWN_LENGTH else text[: SHOWN_LENGTH - 1] + "…"
-    return repr(cut)
 
 
 def line_error(fault: LineFault, text: bytes, source: str, line: int, value_column: int) -> InputError:

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flashtrie_cli.errors import IndexFileError, InputError, UsageError
-from flashtrie_cli.keys.source import read_whole
+from flashtrie_cli.inputs.source import read_whole
+from flashtrie_cli.keys.batch import UNKNOWN_TOKEN
 from flashtrie_cli.keys.vocabulary import WordVocabulary
 
 MAX_TOKENIZER_SIZE = 256 << 20
@@ -96,6 +97,11 @@ class HuggingFaceTokenizer:
         """The id of a token's own string (``Ġhello``), None where there is none."""
         found = self._tokenizer.token_to_id(token)
         return None if found is None else int(found)
+
+    def ids(self, tokens: list[str]) -> npt.NDArray[np.uint32]:
+        """The id of each token's own string; UNKNOWN_TOKEN for one that it lacks."""
+        found = map(self._tokenizer.token_to_id, tokens)
+        return np.array([UNKNOWN_TOKEN if at is None else at for at in found], dtype=np.uint32)
 
 
 def open_tokenizer(name: str) -> WordVocabulary | HuggingFaceTokenizer:

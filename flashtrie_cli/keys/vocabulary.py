@@ -47,7 +47,10 @@ class WordVocabulary:
         )
 
     def encode_batch(self, texts: list[str]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Tokens of each text: flat uint32 and int64 offsets [len(texts) + 1]; new words are added."""
+        """Tokens of each text: flat uint32 and int64 offsets [len(texts) + 1]; new words are added.
+
+        A text above MAX_DEPTH words is an InputError whose ``line`` is the text's place in the list.
+        """
         return _encode_texts(texts, self._table, grow=True)
 
     def sorted(self) -> Words:

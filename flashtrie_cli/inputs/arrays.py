@@ -12,7 +12,7 @@ import numpy.typing as npt
 from numpy.lib import format as npy_format
 
 from flashtrie_cli.errors import InputError, UsageError
-from flashtrie_cli.keys.source import NPY_MAGIC, STDIN, open_raw
+from flashtrie_cli.inputs.source import NPY_MAGIC, STDIN, open_raw
 
 _READ_SIZE = 1 << 20
 
@@ -83,7 +83,7 @@ class ArrayStream:
         ) as error:
             raise self.fault(f"is not a numpy array: {_first_line(error)}") from None
 
-    def _read(self, size: int) -> bytes:
+    def _read(self, size: int) -> bytearray:
         data = bytearray()
         try:
             while len(data) < size:
@@ -93,7 +93,7 @@ class ArrayStream:
                 data += more
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
             raise self.fault(f"is corrupt: {_first_line(error)}") from None
-        return bytes(data)
+        return data
 
     def _finish(self) -> None:
         """Read past the end: zip compares its checksum there, and nothing may follow."""

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from flashtrie_cli.errors import InputError
-from flashtrie_cli.keys.source import NPY_MAGIC, ZIP_MAGIC
+from flashtrie_cli.inputs.source import NPY_MAGIC, ZIP_MAGIC
 
 BLOCK_SIZE = 8 << 20
 """Bytes of text in a batch, about; a longer line makes a longer block."""
 MAX_LINE_SIZE = 64 << 20
 UTF8_BOM = b"\xef\xbb\xbf"
+SHOWN_LENGTH = 40
+"""Characters of an offending text that an error message shows."""
 
 
-def line_blocks(chunks: Iterable[bytes], source: str, block_size: int = BLOCK_SIZE) -> Iterator[bytes]:
+def line_blocks(
+    chunks: Iterable[bytes], source: str, block_size: int = BLOCK_SIZE, *, arrays_hint: str = "--input npz"
+) -> Iterator[bytes]:
     """Blocks of at least ``block_size`` bytes (the last may be shorter) that end where a line ends.
 
     A byte order mark at the start is dropped. The last line may lack its newline. Raises InputError for a
@@ -29,7 +33,7 @@ def line_blocks(chunks: Iterable[bytes], source: str, block_size: int = BLOCK_SI
         joined = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if is_first:
             is_first = False
-            _refuse_arrays(joined, source)
+            _refuse_arrays(joined, source, arrays_hint)
             joined = joined.removeprefix(UTF8_BOM)
         return joined
 
@@ -55,6 +59,14 @@ def line_blocks(chunks: Iterable[bytes], source: str, block_size: int = BLOCK_SI
             yield last
 
 
-def _refuse_arrays(block: bytes, source: str) -> None:
+def _refuse_arrays(block: bytes, source: str, hint: str) -> None:
     if block.startswith((ZIP_MAGIC, NPY_MAGIC)):
-        raise InputError("holds numpy arrays, not lines", file=source, hint="--input npz")
+        raise InputError("holds numpy arrays, not lines", file=source, hint=hint)
+
+
+def shown(text: bytes | str) -> str:
+    """Text for an error message: quoted, control characters escaped, cut."""
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "backslashreplace")
+    cut = text if len(text) <= SHOWN_LENGTH else text[: SHOWN_LENGTH - 1] + "…"
+    return repr(cut)
