@@ -1,7 +1,7 @@
 """From nothing to kernels on a GPU: driver, PyCUDA, device, primary context, compiled code.
 
 The context is the device's primary one, which torch, cupy and the CUDA runtime use too, so that device
-arrays of theirs are valid here. Every way in which this can fail is an EngineUnavailable that says what to do.
+arrays of theirs are valid here. Whatever can fail here is an EngineUnavailable that says what to do.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _leave(cuda: Any, context: Any) -> None:
 
 
 def load_kernels(part: str, device: Device) -> Any:
-    """The PyCUDA module of ``cuda/kernels/PART.cu``: packaged, else from our cache, else compiled by nvcc now."""
+    """The PyCUDA module of ``cuda/kernels/PART.cu``: packaged, else cached, else compiled by nvcc now."""
     key = (device.ordinal, part)
     module = _modules.get(key)
     if module is None:

@@ -112,8 +112,8 @@ def _supported_archs(nvcc: Path) -> list[int]:
 def cached_kernel(part: str, arch: int) -> Path:
     """The cubin of a part for compute capability ``arch`` (90 for 9.0), compiled now unless the cache has it.
 
-    The file appears whole or not at all: compiled beside, then renamed. Where there is no nvcc, a cached cubin
-    of the same sources serves, whichever nvcc made it. EngineUnavailable says what is missing otherwise.
+    The file appears whole or not at all: compiled beside, then renamed. Where there is no nvcc, a cached
+    cubin of the same sources serves, whichever nvcc made it. EngineUnavailable says what is missing.
     """
     digest = source_digest(part)
     folder = cache_folder()
