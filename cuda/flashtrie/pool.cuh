@@ -1,0 +1,123 @@
+// Collecting keyed entries and keeping the best n of them exactly, by a group of blocks.
+//
+// Every entry has a 64-bit rank key (score.cuh), all different, more is better. While entries are collected they are
+// counted in a histogram over coarse score bins, so that afterwards the bin of the n-th best is known from one
+// scan; the few entries in that bin settle the exact cut. No sort, and one outcome whatever the order of threads.
+#pragma once
+#include "score.cuh"
+#include "simt.cuh"
+
+namespace flashtrie {
+
+// Score bins: 128 for every power of two between -1/16 and -4096, where sums of log-probs lie; what lies outside
+// falls into the first or the last bin, which costs time, never exactness.
+constexpr int kBins = 2048;
+constexpr int kBinWords = kBins / 2;  // two 16-bit counts a word
+constexpr int kBinShift = 16;
+constexpr uint32_t kLowestBin = 0x3a7fffffu >> kBinShift;  // ordered_score(-4096)
+constexpr int kChunks = 32;            // one lane each
+constexpr int kChunkWords = kBinWords / kChunks;
+constexpr uint32_t kMaxTies = 256;
+
+FT_HD uint32_t score_bin(uint64_t key) {
+  const uint32_t prefix = static_cast<uint32_t>(key >> (32 + kBinShift));
+  if (prefix < kLowestBin) return 0;
+  const uint32_t bin = prefix - kLowestBin;
+  return bin < kBins - 1 ? bin : kBins - 1;
+}
+
+// The least key that falls into a bin.
+FT_HD uint64_t bin_start(uint32_t bin) {
+  return bin == 0 ? 0 : static_cast<uint64_t>(bin + kLowestBin) << (32 + kBinShift);
+}
+
+// Entries as parallel arrays. What link, first and second mean is the owner's business.
+struct Pool {
+  uint64_t* keys;
+  uint32_t* links;
+  uint32_t* first;
+  uint32_t* second;
+  uint32_t* count;  // shared; never above capacity
+  uint32_t capacity;
+};
+
+// Where the n-th best lies.
+struct BinCut {
+  uint32_t bin;
+  uint32_t wanted;   // so many of the bin are among the best n
+  uint32_t in_bin;   // of so many
+  bool all;          // there are no more than n entries: all are wanted
+};
+
+FT_DEVICE void count_in_bin(uint32_t* histogram, uint64_t key) {
+  const uint32_t bin = score_bin(key);
+  simt::atomic_add(&histogram[bin >> 1], 1u << (16 * (bin & 1)));
+}
+
+// Entries of each chunk of bins over the group, by whole warps. Histograms of other blocks are summed into
+// `combined`, which then stands for them in locate_cut.
+template <int kBlocks>
+FT_DEVICE void sum_chunks(uint32_t* histogram, uint32_t* combined, uint32_t* totals) {
+  const uint32_t lane = simt::lane();
+  for (uint32_t chunk = simt::thread() >> 5; chunk < kChunks; chunk += simt::num_threads() >> 5) {
+    const uint32_t at = chunk * kChunkWords + lane;
+    uint32_t word;
+    if (kBlocks == 1) {
+      word = histogram[at];
+    } else {
+      uint32_t words[kBlocks];  // all loads first: they overlap
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) words[b] = *simt::in_block<kBlocks>(&histogram[at], b);
+      word = 0;
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) word += words[b];
+      combined[at] = word;
+    }
+    const uint32_t total = simt::reduce_add((word & 0xffff) + (word >> 16));
+    if (lane == 0) totals[chunk] = total;
+  }
+}
+
+FT_DEVICE uint32_t inclusive_scan(uint32_t value) {
+#pragma unroll
+  for (uint32_t by = 1; by < 32; by <<= 1) {
+    const uint32_t below = simt::shuffle_up(value, by);
+    if (simt::lane() >= by) value += below;
+  }
+  return value;
+}
+
+// After sum_chunks and a barrier; every warp works it out for itself.
+FT_DEVICE BinCut locate_cut(const uint32_t* histogram, const uint32_t* totals, uint32_t n) {
+  const uint32_t lane = simt::lane();
+  BinCut cut{0, 0, 0, true};
+  const uint32_t mine = totals[kChunks - 1 - lane];
+  const uint32_t upto = inclusive_scan(mine);
+  uint32_t votes = simt::ballot(upto > n);
+  if (votes == 0) return cut;
+  const uint32_t chunk_lane = simt::lowest_one(votes);
+  const uint32_t wanted = n - simt::shuffle(upto - mine, chunk_lane);
+  const uint32_t word_at = (kChunks - 1 - chunk_lane) * kChunkWords + kChunkWords - 1 - lane;
+  const uint32_t word = histogram[word_at];
+  const uint32_t pair = (word >> 16) + (word & 0xffff);
+  const uint32_t pair_upto = inclusive_scan(pair);
+  votes = simt::ballot(pair_upto > wanted);
+  const uint32_t word_lane = simt::lowest_one(votes);
+  const uint32_t left = wanted - simt::shuffle(pair_upto - pair, word_lane);
+  const uint32_t found = simt::shuffle(word, word_lane);
+  const uint32_t bin = 2 * simt::shuffle(word_at, word_lane);
+  const uint32_t upper = found >> 16, lower = found & 0xffff;
+  cut.all = false;
+  if (left < upper) {
+    cut.bin = bin + 1;
+    cut.wanted = left;
+    cut.in_bin = upper;
+  } else {
+    cut.bin = bin;
+    cut.wanted = left - upper;
+    cut.in_bin = lower;
+  }
+  return cut;
+}
+
+}  // namespace flashtrie

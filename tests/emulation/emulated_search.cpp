@@ -1,0 +1,39 @@
+// The search kernels as a shared library for the tests, on the emulated machine.
+#define FLASHTRIE_EMULATE
+#include "flashtrie/pack_hits.cuh"
+#include "flashtrie/search_group.cuh"
+
+using namespace flashtrie;
+
+extern "C" {
+
+// 0 finished; 1 the threads wait for each other for ever; 2 no such kernel.
+int emulate_search(const SearchBatch* batch, const char* kernel, uint32_t num_blocks, uint32_t num_threads,
+                   size_t shared_bytes, uint32_t seed) {
+  const std::string name = kernel;
+  auto run = [&](auto search, uint32_t blocks) { return simt::launch(num_blocks, blocks, num_threads, shared_bytes, seed, search) ? 0 : 1; };
+  if (name == "search_block") return run([&](unsigned char* shared) { GroupSearch<1, false>(*batch, shared).run(); }, 1);
+  if (name == "search_spill") return run([&](unsigned char* shared) { GroupSearch<1, true>(*batch, shared).run(); }, 1);
+  if (name == "search_cluster4") return run([&](unsigned char* shared) { GroupSearch<4, false>(*batch, shared).run(); }, 4);
+  if (name == "search_cluster8") return run([&](unsigned char* shared) { GroupSearch<8, false>(*batch, shared).run(); }, 8);
+  return 2;
+}
+
+int emulate_pack(const SearchBatch* batch, const PackedHits* to, uint32_t num_threads, uint32_t seed) {
+  return simt::launch(batch->num_queries, 1, num_threads, 64, seed,
+                      [&](unsigned char* shared) { pack_query(*batch, *to, shared); })
+             ? 0
+             : 1;
+}
+
+void emulate_root_table(const TrieView* trie, uint32_t root_last, int shift, uint32_t num_places, uint32_t* table) {
+  for (uint32_t place = 0; place <= num_places; ++place) table[place] = root_table_entry(*trie, root_last, shift, place);
+}
+
+uint64_t search_batch_size() { return sizeof(SearchBatch); }
+void search_sizes(const SearchBatch* batch, uint32_t num_threads, uint32_t num_blocks, uint64_t* fixed, uint64_t* large) {
+  const SearchSizes sizes(*batch, num_threads, num_blocks);
+  *fixed = sizes.fixed();
+  *large = sizes.large();
+}
+}
