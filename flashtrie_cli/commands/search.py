@@ -11,8 +11,7 @@ from flashtrie_cli.commands.common import Debug, Engine, Force, IndexPath, Json,
 if TYPE_CHECKING:
     from flashtrie_cli.index import Index
 
-BATCH_BYTES = 32 << 20
-MAX_BATCH = 4096
+BATCH_SIZE = 512
 
 
 def command(
@@ -85,8 +84,7 @@ def command(
     with open_results(output, force=force) as out, progress(None, "queries", quiet=quiet) as show:
         writer = result_writer(chosen, opened, out)
         batches = read_proposals(
-            proposals, top_k=top_k, steps=steps, batch_bytes=BATCH_BYTES, max_batch=MAX_BATCH,
-            vocabulary=opened.vocabulary,
+            proposals, batch_size=BATCH_SIZE, top_k=top_k, steps=steps, vocabulary=opened.vocabulary
         )
         for batch, found in clock.searching(opened, batches, plan, proposals):
             began = time.perf_counter()

@@ -43,7 +43,7 @@ class Answer:
 
 def read_questions(index: Index, path: str, *, as_ids: bool = False) -> Iterator[Questions]:
     """Lines of a file (``-``: stdin) in batches, as tokens of the index. Raises InputError with file and line."""
-    from flashtrie_cli.keys.source import open_raw
+    from flashtrie_cli.inputs.source import open_raw
 
     if not as_ids and index.meta["tokenizer"] != "ids" and index.vocabulary is None:
         raise UsageError(f"the index speaks text, but {index.text_missing}")
