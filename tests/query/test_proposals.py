@@ -316,9 +316,9 @@ class TestLines:
         assert "1: token strings, but there is no vocabulary" in error_of(path)
 
     def test_minus_infinity_and_huge_tokens(self, tmp_path: Path) -> None:
-        path = self.write(
-            tmp_path, '{"tokens": [[1, 2, %d, -1]], "logprobs": [[-Infinity, -1, -1, -1]]}' % 10**30
-        )
+        tokens = [1, 2, 10**30, -1]
+        line = f'{{"tokens": [{tokens}], "logprobs": [[-Infinity, -1, -1, -1]]}}'
+        path = self.write(tmp_path, line)
         assert slots(read(path)) == [[[(2, -1.0)]]]
 
     @pytest.mark.parametrize(
