@@ -22,6 +22,22 @@ from flashtrie_cli.trie.stored import StoredTrie
 
 WALK_BATCH = 1 << 14
 
+META_FIELDS = {
+    "num_keys": int,
+    "num_nodes": int,
+    "num_tokens": int,
+    "num_highs": int,
+    "high_width": int,
+    "depth": int,
+    "label_entropy": float,
+    "value_kind": str,
+    "has_value_counts": bool,
+    "tokenizer": str,
+    "lowercase": bool,
+    "keys_digest": str,
+}
+"""What section meta of a token trie must say; it may say more."""
+
 
 @dataclass(frozen=True)
 class Values:
@@ -56,6 +72,7 @@ class Index:
         self.engine = make_engine(engine, self.stored, threads=threads, device=device)
         self.values = self._load_values()
         self.vocabulary = self._load_vocabulary()
+        self._check_labels()
 
     @classmethod
     def open(cls, path: str, *, engine: str = "auto", threads: int = 1, device: int = 0) -> Index:
@@ -129,12 +146,13 @@ class Index:
         return None if self.values is None else self.values.of(key_id)
 
     def _checked_meta(self, meta: Any) -> dict[str, Any]:
-        known = isinstance(meta, dict) and all(
-            isinstance(meta.get(name), kind)
-            for name, kind in (("tokenizer", str), ("lowercase", bool), ("value_kind", str), ("has_value_counts", bool))
-        )
+        known = isinstance(meta, dict) and all(type(meta.get(name)) is kind for name, kind in META_FIELDS.items())
         if not known or meta["value_kind"] not in ("none", "unsigned", "float"):
             self._refuse("section meta lacks what an index says of itself")
+        if any(meta[name] < 0 for name, kind in META_FIELDS.items() if kind is int):
+            self._refuse("section meta has a negative count")
+        if not 0 <= meta["label_entropy"] <= 32:
+            self._refuse("section meta has a label entropy out of range")
         return meta
 
     def _refuse(self, why: str) -> None:
@@ -144,16 +162,19 @@ class Index:
         if self.meta["value_kind"] == "none":
             return None
         dtype = np.float64 if self.meta["value_kind"] == "float" else np.uint64
-        values = self.file.array(layout.VALUES, dtype, threads=self._threads)
-        if not self.meta["has_value_counts"]:
-            if len(values) != self.num_keys:
-                self._refuse("has another number of values than keys")
-            return Values(values, None)
-        counts = self.file.array(layout.VALUE_COUNTS, np.uint32, threads=self._threads)
-        offsets = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-        if len(counts) != self.num_keys or offsets[-1] != len(values):
-            self._refuse("has another number of values than its keys say")
-        return Values(values, offsets)
+        offsets = None
+        num_values = self.num_keys
+        if self.meta["has_value_counts"]:
+            if self.file.raw_size(layout.VALUE_COUNTS) != 4 * self.num_keys:
+                self._refuse("has another number of value counts than keys")
+            counts = self.file.array(layout.VALUE_COUNTS, np.uint32, threads=self._threads)
+            if len(counts) and not counts.all():
+                self._refuse("has a key without a value")
+            offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
+            num_values = int(offsets[-1])
+        if self.file.raw_size(layout.VALUES) != 8 * num_values:
+            self._refuse("has another number of values than its keys need")
+        return Values(self.file.array(layout.VALUES, dtype, threads=self._threads), offsets)
 
     def _load_vocabulary(self) -> FrozenVocabulary | HuggingFaceTokenizer | None:
         kind = self.meta["tokenizer"]
@@ -169,6 +190,13 @@ class Index:
         if kind != "ids":
             self._refuse(f"has an unknown tokenizer {kind!r}")
         return None
+
+    def _check_labels(self) -> None:
+        """Every token of an index of words must be one of its words."""
+        if not isinstance(self.vocabulary, FrozenVocabulary) or self.num_nodes == 1:
+            return
+        if self.engine.largest_label >= len(self.vocabulary):
+            self._refuse("has a token that is none of its words")
 
     @property
     def text_missing(self) -> str | None:

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -35,7 +36,10 @@ void parallel_for(uint64_t count, uint64_t grain, int num_threads, const Body& b
     }
   };
   std::vector<std::thread> threads;
-  for (int worker = 1; worker < workers; ++worker) threads.emplace_back(run, worker);
+  try {
+    for (int worker = 1; worker < workers; ++worker) threads.emplace_back(run, worker);
+  } catch (const std::system_error&) {  // the system gives no more threads: fewer do the same work
+  }
   run(0);
   for (std::thread& thread : threads) thread.join();
   if (failure) std::rethrow_exception(failure);

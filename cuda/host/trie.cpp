@@ -50,6 +50,14 @@ class FanOuts {
   uint64_t at_;
 };
 
+// A label whose flag tells the truth: among siblings the flagged ones come last, and readers rely on it.
+uint32_t checked_label(const TrieView& trie, uint32_t node) {
+  const uint32_t high = label_high(trie, node);
+  if (high == 0 && trie.high_width > 0 && test_bit(trie.high_flags, node))
+    refuse("a label is flagged as above 16 bits and is not");
+  return (high << 16) | trie.label_low[node];
+}
+
 }  // namespace
 
 std::vector<uint16_t> restore_labels(const uint64_t* louds, uint64_t num_nodes, const uint16_t* label_delta) {
@@ -144,28 +152,36 @@ void Trie::derive_lines(const TrieArrays& arrays) {
 
 void Trie::find_levels() {
   level_starts_ = {0, 1};
-  for (uint32_t end = 1; end < view_.num_nodes; level_starts_.push_back(end))
+  for (uint32_t end = 1; end < view_.num_nodes; level_starts_.push_back(end)) {
     end = child_range(view_, end - 1).last;  // the last child of a level ends the next one
-  if (level_starts_.size() > kMaxDepth + 2) refuse("the trie is deeper than 65535");
+    if (level_starts_.size() > kMaxDepth + 1) refuse("the trie is deeper than 65535");
+  }
 }
 
-void Trie::check_siblings(int num_threads) const {
+void Trie::check_siblings(int num_threads) {
   const TrieView& trie = view_;
+  std::atomic<uint32_t> largest{0};
   const uint64_t num_bits = 2 * static_cast<uint64_t>(trie.num_nodes) - 1;
   parallel_for(trie.num_nodes, 1 << 18, num_threads, [&](int, uint64_t begin, uint64_t end) {
     uint32_t child = child_range(trie, static_cast<uint32_t>(begin)).first;
     FanOuts fan_outs(trie.louds, num_bits, begin + child - 1);
+    uint32_t own_largest = 0;
     for (uint64_t node = begin; node < end; ++node) {
       const uint32_t last = child + static_cast<uint32_t>(fan_outs.next());
       if (child == last) continue;
-      uint32_t previous = label(trie, child);
+      uint32_t previous = checked_label(trie, child);
       for (++child; child < last; ++child) {
-        const uint32_t current = label(trie, child);
+        const uint32_t current = checked_label(trie, child);
         if (current <= previous) refuse("siblings are out of order");
         previous = current;
       }
+      own_largest = std::max(own_largest, previous);
+    }
+    uint32_t known = largest.load();
+    while (own_largest > known && !largest.compare_exchange_weak(known, own_largest)) {
     }
   });
+  largest_label_ = largest.load();
 }
 
 }  // namespace flashtrie

@@ -44,23 +44,25 @@ std::vector<uint64_t> restore_terminal(const uint64_t* louds, uint64_t num_nodes
 class Trie {
  public:
   // Throws InvalidTrie unless the arrays are a trie: counts agree, every node is its parent's child,
-  // siblings strictly ascend, leaves are terminal. One pass over the nodes on `num_threads` threads.
+  // siblings strictly ascend, flags tell the truth, leaves are terminal. One pass over the nodes on `num_threads` threads.
   Trie(const TrieArrays& arrays, int num_threads);
 
   const TrieView& view() const { return view_; }
   const std::vector<NodeLine>& lines() const { return lines_; }
   const std::vector<uint32_t>& wide() const { return wide_; }
   const std::vector<uint32_t>& level_starts() const { return level_starts_; }  // first node of each level, then num_nodes
+  uint32_t largest_label() const { return largest_label_; }  // 0 where there is none
   int depth() const { return static_cast<int>(level_starts_.size()) - 2; }
 
  private:
   void derive_lines(const TrieArrays& arrays);
-  void check_siblings(int num_threads) const;
+  void check_siblings(int num_threads);
   void find_levels();
 
   std::vector<NodeLine> lines_;
   std::vector<uint32_t> wide_;
   std::vector<uint32_t> level_starts_;
+  uint32_t largest_label_ = 0;
   TrieView view_{};
 };
 

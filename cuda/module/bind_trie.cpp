@@ -84,6 +84,7 @@ void bind_trie(nb::module_& m) {
       .def_prop_ro("num_nodes", [](const PyTrie& t) { return t.trie.view().num_nodes; })
       .def_prop_ro("num_keys", [](const PyTrie& t) { return t.trie.view().num_keys; })
       .def_prop_ro("high_width", [](const PyTrie& t) { return t.trie.view().high_width; })
+      .def_prop_ro("largest_label", [](const PyTrie& t) { return t.trie.largest_label(); })
       .def_prop_ro("depth", [](const PyTrie& t) { return t.trie.depth(); })
       .def_prop_ro("level_starts", [](const PyTrie& t) { return to_numpy(std::vector(t.trie.level_starts())); })
       .def_prop_ro("louds", [](const PyTrie& t) { return t.louds; })

@@ -55,6 +55,7 @@ class CpuEngine:
         if self.trie.num_keys != stored.num_keys:
             raise IndexFileError("has another number of keys than it says", file=stored.path, hint="rebuild the index")
         owned = (self.trie.louds, self.trie.label_low, self.trie.high_flags, self.trie.label_high)
+        self.largest_label: int = self.trie.largest_label
         self.resident_size = self.trie.lines.nbytes + self.trie.wide.nbytes + sum(a.nbytes for a in owned)
 
     def _open(self, stored: StoredTrie) -> Any:

@@ -35,6 +35,8 @@ class TrieEngine(Protocol):
     name: str
     resident_size: int
     """Bytes that the trie takes in memory."""
+    largest_label: int
+    """Largest token in the trie; 0 where there is none."""
 
     def find_nodes(self, tokens: U32, offsets: I64) -> U32:
         """Node of each sequence, 0xFFFFFFFF where no key begins so."""

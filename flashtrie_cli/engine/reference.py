@@ -43,6 +43,7 @@ class ReferenceEngine:
         self._key_nodes = [node for node, ends in enumerate(self.terminal) if ends]
         if len(self._key_nodes) != stored.num_keys:
             self._refuse("has another number of keys than it says")
+        self.largest_label = max(self.labels[1:], default=0)
         self.resident_size = 0  # lists of Python objects: no figure worth comparing
 
     def _refuse(self, why: str) -> None:
@@ -93,7 +94,10 @@ class ReferenceEngine:
             at = 0
             for node, flag in enumerate(flags):
                 if flag:
-                    labels[node] |= sum(bit << i for i, bit in enumerate(bits[at : at + width])) << 16
+                    high = sum(bit << i for i, bit in enumerate(bits[at : at + width]))
+                    if high == 0 and node > 0:
+                        self._refuse("a label is flagged as above 16 bits and is not")
+                    labels[node] |= high << 16
                     at += width
         return labels
 

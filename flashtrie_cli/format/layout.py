@@ -36,6 +36,7 @@ FOOTER = struct.Struct("<8sQIIQ16s16s")
 assert HEADER.size == SECTION.size == FOOTER.size == 64
 
 MAX_SECTIONS = 256
+MAX_NAME_SIZE = 24
 
 META = "meta"
 LOUDS = "louds"
@@ -66,10 +67,20 @@ SECTION_NAMES = {
     WORD_ENDS: "where each word ends in word_text",
     TOKENIZER: "the tokenizer.json that the keys were encoded with",
 }
-"""Sections of a token trie. Kind 2 adds its own; a reader refuses names that its kind does not know."""
+"""Sections of a token trie. A reader refuses names that the file's kind does not know."""
 
 MASK_SECTION_PREFIX = "mask_"
 """Sections of kind 2 beside `meta` begin with this."""
+
+MAX_JSON_SIZE = 1 << 24
+"""Most bytes of a section of JSON."""
+
+
+def is_known_section(kind: int, name: str) -> bool:
+    """Whether files of this kind may hold a section of this name."""
+    if kind == KIND_TOKEN_MASKS:
+        return name == META or name.startswith(MASK_SECTION_PREFIX)
+    return name in SECTION_NAMES
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,7 @@ class Section:
     checksum: int
 
     def pack(self) -> bytes:
+        assert len(self.name) <= MAX_NAME_SIZE, self.name
         return SECTION.pack(
             self.name.encode("ascii"),
             self.codec,

@@ -74,7 +74,10 @@ class IndexFile:
         if section.codec == layout.CODEC_RAW:
             end = section.offset + section.raw_size + spare_bytes
             return np.frombuffer(self._data[section.offset : end], item)
-        raw = np.empty(section.raw_size + spare_bytes, np.uint8)
+        try:
+            raw = np.empty(section.raw_size + spare_bytes, np.uint8)
+        except (MemoryError, ValueError):
+            self._refuse(f"section {name} says that it needs {section.raw_size:,} bytes, more than there are")
         raw[section.raw_size :] = 0
         self._decompress(section, raw[: section.raw_size], threads)
         return raw.view(item)
@@ -83,9 +86,11 @@ class IndexFile:
         return self.array(name, np.uint8).tobytes()
 
     def json(self, name: str) -> Any:
+        if self._section(name).raw_size > layout.MAX_JSON_SIZE:
+            self._refuse(f"section {name} is larger than {layout.MAX_JSON_SIZE} bytes")
         try:
             return json.loads(self.bytes(name))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             self._refuse(f"section {name} is not JSON ({error})")
 
     def verify_checksums(self) -> None:
@@ -114,7 +119,7 @@ class IndexFile:
             # The frame says its size before anything is allocated, so a lying frame cannot fill the memory.
             if zstandard.get_frame_parameters(stored).content_size != want:
                 raise zstandard.ZstdError("frame has another size than its section says")
-            raw = zstandard.ZstdDecompressor().decompress(stored, max_output_size=want)
+            raw = zstandard.ZstdDecompressor().decompress(stored, max_output_size=want, allow_extra_data=False)
             if len(raw) != want:
                 raise zstandard.ZstdError("frame is cut short")
             frames.unshuffle_into(raw, section.element_size, target[begin : begin + want])
@@ -171,14 +176,16 @@ def _open(path: str, data: memoryview) -> IndexFile:
     index = IndexFile(path, data, kind, {}, digest.hex())
     sizes = np.frombuffer(table, "<u4", num_frames, num_sections * layout.SECTION.size)
     at = 0
+    end = layout.HEADER.size
     for i in range(num_sections):
-        section = _section(table[i * layout.SECTION.size : (i + 1) * layout.SECTION.size])
+        section = _section(kind, table[i * layout.SECTION.size : (i + 1) * layout.SECTION.size])
         if section is None:
             refuse(f"has a damaged entry {i} in its section table")
         own = sizes[at : at + section.num_frames]
         at += section.num_frames
-        if section.name in index.sections or not _fits(section, own, table_offset):
+        if section.name in index.sections or section.offset < end or not _fits(section, own, table_offset):
             refuse(f"has a section table that contradicts itself at {section.name!r}")
+        end = section.offset + section.stored_size
         index.sections[section.name] = section
         index._frame_sizes[section.name] = own
     if at != num_frames:
@@ -186,21 +193,20 @@ def _open(path: str, data: memoryview) -> IndexFile:
     return index
 
 
-def _section(row: bytes) -> Section | None:
+def _section(kind: int, row: bytes) -> Section | None:
     name, codec, element_size, reserved, offset, stored, raw, num_frames, checksum, spare = layout.SECTION.unpack(row)
     try:
         text = name.rstrip(b"\0").decode("ascii")
     except UnicodeDecodeError:
         return None
-    known = text in layout.SECTION_NAMES or text.startswith(layout.MASK_SECTION_PREFIX)
-    if not known or reserved or any(spare) or codec not in layout.CODEC_NAMES:
+    if not layout.is_known_section(kind, text) or reserved or any(spare) or codec not in layout.CODEC_NAMES:
         return None
     return Section(text, codec, element_size, offset, stored, raw, num_frames, checksum)
 
 
 def _fits(section: Section, frame_sizes: npt.NDArray[np.uint32], table_offset: int) -> bool:
     """Whether a section lies within the file and its sizes agree with its frames."""
-    if section.offset % layout.ALIGNMENT or section.offset < layout.HEADER.size:
+    if section.offset % layout.ALIGNMENT:
         return False
     if section.offset + section.stored_size > table_offset:
         return False

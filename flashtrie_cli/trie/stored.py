@@ -47,39 +47,49 @@ class StoredTrie:
             return IndexFileError(why, file=file.path, hint="rebuild the index")
 
         counts = [meta.get(name) for name in ("num_nodes", "num_keys", "high_width")]
-        if not all(isinstance(count, int) and count >= 0 for count in counts):
+        if not all(type(count) is int and count >= 0 for count in counts):
             raise refuse("says nothing of its counts")
         num_nodes, num_keys, high_width = counts
         if not 1 <= num_nodes <= 0xFFFF_FFFF or num_keys > num_nodes or high_width > MAX_HIGH_WIDTH:
             raise refuse("has counts out of range")
-        node_words = -(-num_nodes // 64)
+        node_bytes = -(-num_nodes // 64) * 8
 
-        def words(name: str, spare: int) -> npt.NDArray[np.uint64]:
+        def check(name: str, least: int, most: int) -> None:
+            """Before anything is read: a section is as large as its nodes need, so no lie fills the memory."""
+            size = file.raw_size(name)
+            if not least <= size <= most:
+                raise refuse(f"section {name} holds {size:,} bytes, which its {num_nodes:,} nodes do not need")
+
+        def words(name: str, least: int, most: int, spare: int) -> npt.NDArray[np.uint64]:
+            check(name, least, most)
             return file.array(name, np.uint64, threads=threads, spare=spare)
 
-        def check(name: str, size: int, expected: int) -> None:
-            if size != expected:
-                raise refuse(f"section {name} holds {size} elements where its nodes need {expected}")
+        def labels(name: str) -> npt.NDArray[np.uint16]:
+            check(name, 2 * num_nodes, 2 * num_nodes)
+            return file.array(name, np.uint16, threads=threads)
 
-        louds = words(layout.LOUDS, SPARE_WORDS)
-        check(layout.LOUDS, len(louds) - SPARE_WORDS, -(-(2 * num_nodes - 1) // 64))
+        if file.has(layout.LABEL_DELTA) == file.has(layout.LABEL_LOW):
+            raise refuse(f"holds not one of {layout.LABEL_LOW} and {layout.LABEL_DELTA}")
+        if file.has(layout.INNER_TERMINAL) == file.has(layout.TERMINAL):
+            raise refuse(f"holds not one of {layout.TERMINAL} and {layout.INNER_TERMINAL}")
+        if not file.has(layout.HIGH_FLAGS) == file.has(layout.LABEL_HIGH) == (high_width > 0):
+            raise refuse("contradicts itself in the high parts of its labels")
+        louds_bytes = -(-(2 * num_nodes - 1) // 64) * 8
+        louds = words(layout.LOUDS, louds_bytes, louds_bytes, SPARE_WORDS)
         label_low = label_delta = terminal = inner_terminal = None
         if file.has(layout.LABEL_DELTA):
-            label_delta = file.array(layout.LABEL_DELTA, np.uint16, threads=threads)
-            check(layout.LABEL_DELTA, len(label_delta), num_nodes)
+            label_delta = labels(layout.LABEL_DELTA)
         else:
-            label_low = file.array(layout.LABEL_LOW, np.uint16, threads=threads)
-            check(layout.LABEL_LOW, len(label_low), num_nodes)
+            label_low = labels(layout.LABEL_LOW)
         if file.has(layout.INNER_TERMINAL):
-            inner_terminal = words(layout.INNER_TERMINAL, 0)
+            inner_terminal = words(layout.INNER_TERMINAL, 8, node_bytes, 0)
         else:
-            terminal = words(layout.TERMINAL, 0)
-            check(layout.TERMINAL, len(terminal), node_words)
+            terminal = words(layout.TERMINAL, node_bytes, node_bytes, 0)
         high_flags = label_high = np.zeros(0, np.uint64)
         if high_width:
-            high_flags = words(layout.HIGH_FLAGS, 0)
-            check(layout.HIGH_FLAGS, len(high_flags), node_words)
-            label_high = words(layout.LABEL_HIGH, SPARE_WORDS)
+            high_flags = words(layout.HIGH_FLAGS, node_bytes, node_bytes, 0)
+            high_bytes = -(-num_nodes * high_width // 64) * 8
+            label_high = words(layout.LABEL_HIGH, 8, high_bytes, SPARE_WORDS)
         return cls(
             file.path, num_nodes, num_keys, high_width, louds, label_low, label_delta, terminal, inner_terminal,
             high_flags, label_high,
