@@ -2,16 +2,21 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+SOURCES := pyproject.toml CMakeLists.txt $(shell find cuda flashtrie_cli -name '*.py' -o -name '*.c*' -o -name '*.h*')
 
-.PHONY: demo test lint native clean
+.PHONY: demo test lint native test-native test-gpu bench-gpu clean
 
-$(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard cuda/*/*) $(shell find flashtrie_cli -name '*.py')
+# One environment for everything: the package with its native engine, tokenizers, and what the tests need.
+$(VENV)/.installed: $(SOURCES)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[dev]'
-	touch $@
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[dev,tokenizers]'
+	@touch $@
+
+demo: $(VENV)/.installed
+	@PATH="$(abspath $(BIN)):$$PATH" sh sample_data/demo.sh
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -q
+	$(BIN)/pytest -q
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -20,6 +25,14 @@ lint: $(VENV)/.installed
 native:
 	cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$$(command -v $(PYTHON)) >/dev/null
 	cmake --build build/dev
+
+# The headers by themselves, the kernels where nvcc is found, and the host engine under ASan and UBSan.
+test-native:
+	tests/native/run_sanitized.sh
+
+# On a machine with a GPU: every test that needs one, and none may skip.
+test-gpu:
+	$(PYTHON) -m pytest -q -m gpu --gpu-required tests
 
 clean:
 	rm -rf build $(VENV) flashtrie_cli/_native*.so
