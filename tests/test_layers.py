@@ -15,7 +15,7 @@ PACKAGE = "flashtrie_cli"
 # From the ground up. Rooms of one floor do not import one another; a module's own entry goes before its room's.
 FLOORS = (
     ("errors",),
-    ("files",),
+    ("files", "inputs"),
     ("format",),
     ("trie", "query.plan", "query.results"),
     ("engine",),
@@ -131,7 +131,7 @@ def test_native_and_gpu_parts_come_in_at_one_place_each(module: str) -> None:
             assert module.startswith("engine.cuda"), f"{where}: pycuda"
             assert found.in_function, f"{where}: pycuda at the top of a module"
         if found.target == f"{PACKAGE}._native":
-            assert module.startswith("engine.cpu") or module == "keys.native", f"{where}: _native"
+            assert module.startswith("engine.cpu") or module == "inputs.native", f"{where}: _native"
             assert found.in_function, f"{where}: _native at the top of a module"
 
 
@@ -181,7 +181,7 @@ def test_the_checks_see_what_they_should(tmp_path: Path) -> None:
     assert (
         place("index")
         > place("query.lookup")
-        > place("keys.source")
+        > place("keys.reader")
         > place("engine.cpu")
         > place("trie.stored")
     )

@@ -3,6 +3,7 @@
 
 #include "bindings.hpp"
 #include "host/parse.hpp"
+#include "host/parse_grid.hpp"
 #include "host/parse_words.hpp"
 
 namespace flashtrie {
@@ -52,6 +53,28 @@ nb::tuple bound_parse_words(WordTable& table, Array<uint8_t> block, int64_t firs
     table.parse(view(block), format, grow, parsed);
   }
   return to_python(parsed, format);
+}
+
+template <typename T>
+nb::object buffer_to_grid(Buffer<T>& buffer, size_t num_steps, size_t num_slots) {
+  buffer.room(1);
+  T* data = buffer.release();
+  nb::capsule owner(data, [](void* p) noexcept { free(p); });
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<2>>(data, {num_steps, num_slots}, owner));
+}
+
+// (tokens, logprobs, id_begin, id_end), or None for a line that Python must read.
+nb::object bound_parse_grid_line(Array<uint8_t> line, size_t max_steps) {
+  GridLine grid;
+  bool is_usual;
+  {
+    nb::gil_scoped_release unlocked;
+    is_usual = parse_grid_line(view(line), max_steps, grid);
+  }
+  if (!is_usual) return nb::none();
+  nb::object tokens = buffer_to_grid(grid.tokens, grid.num_steps, grid.num_slots);
+  nb::object logprobs = buffer_to_grid(grid.logprobs, grid.num_steps, grid.num_slots);
+  return nb::make_tuple(tokens, logprobs, grid.id_begin, grid.id_end);
 }
 
 // (old id -> rank in byte order, the words in that order, their offsets)
@@ -112,6 +135,7 @@ nb::bytes join_words(Array<uint8_t> text, Array<int64_t> word_offsets, Array<uin
 void bind_parse(nb::module_& m) {
   using namespace nb::literals;
   m.def("parse_ids", &bound_parse_ids, "block"_a, "first_line"_a, "value_column"_a, "float_values"_a);
+  m.def("parse_grid_line", &bound_parse_grid_line, "line"_a, "max_steps"_a);
   m.def(
       "first_bad_word",
       [](Array<uint8_t> text, Array<int64_t> offsets) {

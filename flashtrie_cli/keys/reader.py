@@ -7,6 +7,7 @@ from typing import Literal
 
 from flashtrie_cli.errors import UsageError
 from flashtrie_cli.inputs.lines import BLOCK_SIZE, line_blocks
+from flashtrie_cli.inputs.native import native
 from flashtrie_cli.inputs.source import (
     RAW_BLOCK_SIZE,
     STDIN,
@@ -21,7 +22,6 @@ from flashtrie_cli.inputs.source import (
 from flashtrie_cli.keys.array_keys import array_batches
 from flashtrie_cli.keys.batch import KeyBatch
 from flashtrie_cli.keys.jsonl_keys import JsonlParser
-from flashtrie_cli.keys.native import native
 from flashtrie_cli.keys.parsing import LineFormat, ParsedLines, parse_ids
 from flashtrie_cli.keys.text_keys import parse_text
 from flashtrie_cli.keys.tokenizers import Tokenizer

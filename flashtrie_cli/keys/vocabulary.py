@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flashtrie_cli.errors import IndexFileError, InputError
+from flashtrie_cli.inputs.native import native
 from flashtrie_cli.keys.batch import UNKNOWN_TOKEN
-from flashtrie_cli.keys.native import native
 from flashtrie_cli.keys.parsing import LineFormat, ParsedLines, as_bytes_array
 
 Words = tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint8], npt.NDArray[np.int64]]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from flashtrie_cli.errors import InputError
 from flashtrie_cli.inputs.lines import line_blocks, shown
+from flashtrie_cli.inputs.native import native
 from flashtrie_cli.inputs.source import RAW_BLOCK_SIZE, RawReader, ReadStats, read_chunks
 from flashtrie_cli.query.grids import (
     MAX_TOKEN,
@@ -25,6 +26,8 @@ from flashtrie_cli.query.grids import (
     keep_best,
 )
 from flashtrie_cli.query.plan import PADDING
+
+_ALL = 1 << 62  # steps
 
 
 class _BadLine(Exception):
@@ -82,6 +85,21 @@ _DECODER = json.JSONDecoder(parse_constant=_constant)
 
 
 def _parse(line: bytes, number: int, limits: Limits, vocabulary: Vocabulary | None) -> _Query:
+    module = native()
+    usual = module.parse_grid_line(np.frombuffer(line, np.uint8), limits.steps or _ALL) if module else None
+    if usual is not None:
+        tokens, logprobs, id_begin, id_end = usual
+        name = json.loads(line[id_begin:id_end]) if id_end else None
+    else:
+        name, tokens, logprobs = _parse_any(line, number, limits, vocabulary)
+    best = keep_best((tokens[None], logprobs[None]), limits.top_k)
+    return _Query(name, best[0][0], best[1][0])
+
+
+def _parse_any(
+    line: bytes, number: int, limits: Limits, vocabulary: Vocabulary | None
+) -> tuple[Any, npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
+    """Any line, or what is wrong with it; the native parser knows the usual form only."""
     try:
         parsed = _DECODER.decode(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -103,9 +121,7 @@ def _parse(line: bytes, number: int, limits: Limits, vocabulary: Vocabulary | No
     for step, (row, other) in enumerate(zip(tokens, logprobs, strict=True)):
         if len(row) != len(other):
             raise _BadLine(f"step {step} has {len(row)} tokens, but {len(other)} log-probs")
-    grid = _grid(tokens, logprobs, number, vocabulary)
-    best = keep_best((grid[0][None], grid[1][None]), limits.top_k)
-    return _Query(name, best[0][0], best[1][0])
+    return name, *_grid(tokens, logprobs, number, vocabulary)
 
 
 def _rows(line: dict[str, Any], name: str, steps: int | None) -> list[list[Any]]:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from flashtrie_cli.inputs.native import native
 from flashtrie_cli.keys import parse_python, vocabulary
 from flashtrie_cli.keys.batch import MAX_DEPTH, MAX_TOKEN
-from flashtrie_cli.keys.native import native
 from flashtrie_cli.keys.parsing import LineFault, LineFormat, ParsedLines, as_bytes_array, parse_ids
 from flashtrie_cli.keys.vocabulary import WordVocabulary
 

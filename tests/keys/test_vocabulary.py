@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashtrie_cli.errors import IndexFileError, InputError
+from flashtrie_cli.inputs.native import native
 from flashtrie_cli.keys import vocabulary as module
-from flashtrie_cli.keys.native import native
 from flashtrie_cli.keys.vocabulary import FrozenVocabulary, WordVocabulary
 
 WORDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(

@@ -17,7 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashtrie_cli.errors import InputError, UsageError
+from flashtrie_cli.inputs.native import native
 from flashtrie_cli.inputs.source import ReadStats
+from flashtrie_cli.query import proposal_lines
+from flashtrie_cli.query.grids import Limits
 from flashtrie_cli.query.plan import PADDING
 from flashtrie_cli.query.proposals import GridBatch, count_queries, read_proposals
 
@@ -377,6 +380,94 @@ class TestLines:
             [sys.executable, "-c", code], input=self.GOOD.encode(), capture_output=True, check=True
         )
         assert run.stdout == b"[[[1]]]\n"
+
+
+PIECES = [
+    "{",
+    "}",
+    "[",
+    "]",
+    "[[",
+    "]]",
+    ",",
+    ":",
+    '"id"',
+    '"tokens"',
+    '"logprobs"',
+    '"x"',
+    "1",
+    "-1",
+    "0",
+    "01",
+    "-0",
+]
+PIECES += [
+    "-2",
+    "2147483648",
+    "9" * 18,
+    "9" * 19,
+    "-0.5",
+    "1.5e2",
+    "1e-400",
+    "-1e39",
+    "1e39",
+    "1.",
+    ".5",
+    "1e",
+    "-",
+    " ",
+]
+PIECES += ["null", "true", "NaN", "-Infinity", '"\\u0041"', '"é"', '"\\', "\t"]
+NUMBERS = st.sampled_from([-1, 0, 5, 2**31 - 1, 2**31, 2**40]) | st.integers(0, 70_000)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False) | st.floats(-40, 0, width=32) | st.integers(-9, 0)
+
+
+@st.composite
+def grid_lines(draw) -> str:
+    """Lines of the usual form, most of them then spoilt somewhere."""
+    counts = draw(st.lists(st.integers(0, 3), max_size=3))
+    members = {
+        "tokens": [draw(st.lists(NUMBERS, min_size=n, max_size=n)) for n in counts],
+        "logprobs": [draw(st.lists(FLOATS, min_size=n, max_size=n)) for n in counts],
+    }
+    if draw(st.booleans()):
+        members["id"] = draw(st.sampled_from(["q 1", 7, -3, 10**30, "é", "", None, 0.5]))
+    names = draw(st.permutations(sorted(members)))
+    line = json.dumps({name: members[name] for name in names}, ensure_ascii=draw(st.booleans()))
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(line)))
+        line = line[:at] + draw(st.sampled_from(PIECES)) + line[at + draw(st.integers(0, 3)) :]
+    return line
+
+
+@pytest.mark.skipif(native() is None, reason="the extension is not built")
+@given(grid_lines(), st.none() | st.integers(1, 2))
+@settings(max_examples=1500, deadline=None)
+def test_native_lines_equal_python(line: str, steps: int | None) -> None:
+    """The native parser gives what Python gives, or leaves the line to it."""
+    usual = native().parse_grid_line(np.frombuffer(line.encode() or b" ", np.uint8), steps or 99)
+    if usual is None:
+        return
+    tokens, logprobs, begin, end = usual
+    limits = Limits(1, None, steps)
+    name, *grid = proposal_lines._parse_any(line.encode(), 0, limits, None)
+    assert name == (json.loads(line.encode()[begin:end]) if end else None)
+    assert tokens.tolist() == grid[0].tolist()
+    assert logprobs.tobytes() == grid[1].tobytes()
+    assert (tokens.shape, tokens.dtype, logprobs.dtype) == (grid[0].shape, np.uint32, np.float32)
+
+
+@pytest.mark.skipif(native() is None, reason="the extension is not built")
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"tokens": [[1, 2], []], "logprobs": [[-1, -2.5e0], []]}',
+        ' { "logprobs" : [ [ -0.25 ] ] , "tokens" : [ [ 70000 ] ] , "id" : "a b" } \r',
+        '{"id":12,"tokens":[],"logprobs":[]}',
+    ],
+)
+def test_the_usual_lines_are_native(line: str) -> None:
+    assert native().parse_grid_line(np.frombuffer(line.encode(), np.uint8), 99) is not None
 
 
 class TestFiles:

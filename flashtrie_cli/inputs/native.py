@@ -1,4 +1,4 @@
-"""The one place where this room reaches for the extension module."""
+"""The extension module for readers of input, which all have a plain-Python twin."""
 
 from __future__ import annotations
 
