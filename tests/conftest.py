@@ -1,0 +1,83 @@
+"""What tests of the whole program share: running it, and small indexes to run it on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMAND = [sys.executable, "-m", "flashtrie_cli"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+
+settings.register_profile(
+    "flashtrie",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
+settings.register_profile(
+    "long", parent=settings.get_profile("flashtrie"), derandomize=False, max_examples=2000
+)
+settings.load_profile(os.environ.get("FLASHTRIE_HYPOTHESIS", "flashtrie"))
+
+Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+
+def run_flashtrie(
+    *arguments: object, stdin: bytes = b"", **options: object
+) -> subprocess.CompletedProcess[bytes]:
+    """`flashtrie ARGUMENTS…` as a process; stdout and stderr captured unless ``options`` say otherwise."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 120, **options}
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        input=stdin,
+        env=ENVIRONMENT,
+        cwd=ROOT,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+@pytest.fixture(scope="session")
+def flashtrie() -> Run:
+    return run_flashtrie
+
+
+@pytest.fixture(scope="session")
+def words_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three keys of words."""
+    path = tmp_path_factory.mktemp("words") / "words.ft"
+    done = run_flashtrie("build", "-", "-o", path, stdin=b"new york\nnew york city\nold york\n")
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+@pytest.fixture(scope="session")
+def ids_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Many keys of ids, so that a dump is longer than a pipe holds."""
+    path = tmp_path_factory.mktemp("ids") / "ids.ft"
+    lines = "".join(f"{i} {j}\n" for i in range(400) for j in range(i, i + 200))
+    done = run_flashtrie("build", "-", "-o", path, "--input", "ids", stdin=lines.encode())
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def assert_one_line(stderr: bytes, *parts: str) -> None:
+    """An error is one line of the program's own, which says all of ``parts``."""
+    text = stderr.decode()
+    assert text.startswith("flashtrie: "), text
+    assert text.count("\n") == 1, text
+    assert text.endswith("\n")
+    missing = [part for part in parts if part not in text]
+    assert not missing, text
+
+
+def leftovers(folder: Path, expected: Sequence[str] = ()) -> list[str]:
+    """What lies in a folder beside what is expected."""
+    return sorted(set(os.listdir(folder)) - set(expected))
