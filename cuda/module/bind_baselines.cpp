@@ -1,5 +1,6 @@
 #include "bindings.hpp"
 #include "host/baselines.hpp"
+#include "host/yardstick.hpp"
 
 namespace flashtrie {
 namespace {
@@ -55,6 +56,9 @@ void bind_baselines(nb::module_& m) {
           nb::kw_only(), nb::arg("tokens"), nb::arg("logprobs"), nb::arg("length_factors"), nb::arg("beam_width"),
           nb::arg("num_results"), nb::arg("token_threshold"), nb::arg("sequence_threshold"), nb::arg("eos"),
           nb::arg("padding"));
+  nb::class_<Yardstick>(m, "Yardstick", "Fixed work beside which an engine is timed.")
+      .def(nb::init<uint64_t>(), nb::arg("table_size"))
+      .def("run", [](Yardstick& self) { return without_gil([&] { return self.run(); }); });
 }
 
 }  // namespace flashtrie
