@@ -10,6 +10,7 @@ void StepRow::load(const TrieView& trie, const SearchParams& params, const uint3
   for (uint32_t at : used_) table_[at].token = kNoToken;
   tokens_.clear();
   used_.clear();
+  best_logprob_ = -INFINITY;
   int log2_size = 4;
   while ((uint64_t(1) << log2_size) < 4 * num_slots) ++log2_size;  // a quarter full, so probes are short
   if (log2_size > log2_size_) {
@@ -21,6 +22,7 @@ void StepRow::load(const TrieView& trie, const SearchParams& params, const uint3
     const uint32_t token = tokens[slot];
     const float logprob = logprobs[slot];
     if (!slot_extends(trie, params, token, logprob)) continue;
+    best_logprob_ = std::max(best_logprob_, logprob);
     uint32_t at = token_hash(token, log2_size_);
     while (table_[at].token != kNoToken && table_[at].token != token) at = (at + 1) & mask_;
     if (table_[at].token == token) {

@@ -19,6 +19,8 @@ class StepRow {
   const uint32_t* bitmap() const { return bitmap_.data(); }
   const std::vector<uint32_t>& tokens() const { return tokens_; }  // distinct, in order of first slot
 
+  float best_logprob() const { return best_logprob_; }  // -inf without proposals
+
   // The log-prob of a proposed token; false for a token that only shares its low half with one.
   bool find(uint32_t token, float* logprob) const {
     for (uint32_t at = token_hash(token, log2_size_);; at = (at + 1) & mask_) {
@@ -39,6 +41,7 @@ class StepRow {
   std::vector<uint32_t> tokens_;
   std::vector<uint32_t> used_;  // places to clear before the next row
   std::vector<Place> table_;
+  float best_logprob_ = -INFINITY;
   int log2_size_ = 0;
   uint32_t mask_ = 0;
 };

@@ -49,6 +49,7 @@ void bind_trie(nb::module_& m);
 void bind_build(nb::module_& m);
 void bind_query(nb::module_& m);
 void bind_search(nb::module_& m);
+void bind_baselines(nb::module_& m);
 void bind_parse(nb::module_& m);
 
 }  // namespace flashtrie
