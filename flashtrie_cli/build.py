@@ -46,7 +46,9 @@ class BuildOptions:
 
     def __post_init__(self) -> None:
         if self.duplicates not in DUPLICATE_RULES:
-            raise UsageError(f"rule for duplicates {self.duplicates!r} is not one of {', '.join(DUPLICATE_RULES)}")
+            raise UsageError(
+                f"rule for duplicates {self.duplicates!r} is not one of {', '.join(DUPLICATE_RULES)}"
+            )
         if self.codec not in CODECS:
             raise UsageError(f"codec {self.codec!r} is not one of {', '.join(CODECS)}")
         if self.value_type not in ("auto", "float"):
@@ -54,7 +56,9 @@ class BuildOptions:
         if not 1 <= self.level <= 22:
             raise UsageError(f"level {self.level} is not between 1 and 22")
         if self.memory < MIN_MEMORY:
-            raise UsageError(f"memory of {self.memory >> 20} MiB is too little", hint="--memory 128M at least")
+            raise UsageError(
+                f"memory of {self.memory >> 20} MiB is too little", hint="--memory 128M at least"
+            )
 
 
 @dataclass
@@ -90,7 +94,9 @@ def build_index(
     """
     options = options or BuildOptions()
     check_output(path, force=options.force)
-    with tempfile.TemporaryDirectory(prefix=".flashtrie-", dir=os.path.dirname(os.path.abspath(path))) as scratch:
+    with tempfile.TemporaryDirectory(
+        prefix=".flashtrie-", dir=os.path.dirname(os.path.abspath(path))
+    ) as scratch:
         return _Build(path, scratch, tokenizer, options, progress or (lambda stage, keys: None)).run(keys)
 
 
@@ -98,7 +104,11 @@ class _Build:
     """One build, stage by stage, with a clock for each."""
 
     def __init__(
-        self, path: str, scratch: str, tokenizer: Tokenizer | None, options: BuildOptions,
+        self,
+        path: str,
+        scratch: str,
+        tokenizer: Tokenizer | None,
+        options: BuildOptions,
         progress: Callable[[str, int], None],
     ):
         self.path = path
@@ -127,7 +137,9 @@ class _Build:
             with clock.stage("sort and lay out"):
                 self.builder.finish()
         except OSError as error:
-            raise OutputError(f"temporary space is short: {error.strerror or error}", file=self.path) from error
+            raise OutputError(
+                f"temporary space is short: {error.strerror or error}", file=self.path
+            ) from error
         except self.conflict as error:
             raise self._explained(error) from error
         self.report.counts = self.builder.counts()
@@ -170,12 +182,16 @@ class _Build:
             return np.ascontiguousarray(batch.values, np.float64).view(np.uint64)
         if batch.values.dtype.kind == "f":
             raise InputError(
-                "values begin as unsigned integers and go on as other numbers", file=batch.source, line=line,
+                "values begin as unsigned integers and go on as other numbers",
+                file=batch.source,
+                line=line,
                 hint="--value-type float takes them all as floats",
             )
         return np.ascontiguousarray(batch.values, np.uint64)
 
-    def _with_final_words(self, batches: Iterator[KeyBatch], vocabulary: WordVocabulary) -> Iterator[KeyBatch]:
+    def _with_final_words(
+        self, batches: Iterator[KeyBatch], vocabulary: WordVocabulary
+    ) -> Iterator[KeyBatch]:
         """The same batches with final word ids, which are known once the last word has been seen."""
         stash = _Stash(self.scratch, (self.options.memory - PROCESS_BYTES) // 3)
         for batch in batches:
@@ -202,7 +218,11 @@ class _Build:
         options, counts = self.options, self.report.counts
         digest = hashlib.blake2b(digest_size=16)
         with IndexWriter(
-            self.path, kind=layout.KIND_TOKEN_TRIE, codec=options.codec, level=options.level, threads=options.threads,
+            self.path,
+            kind=layout.KIND_TOKEN_TRIE,
+            codec=options.codec,
+            level=options.level,
+            threads=options.threads,
             force=options.force,
         ) as writer:
             for name, element_size in TRIE_SECTIONS.items():
@@ -221,7 +241,7 @@ class _Build:
     def _write_tokenizer(self, writer: IndexWriter, digest: Any) -> None:
         if isinstance(self.tokenizer, WordVocabulary):
             for name, array in ((layout.WORD_TEXT, self.word_text), (layout.WORD_ENDS, self.word_ends[1:])):
-                digest.update(memoryview(np.ascontiguousarray(array)).cast("B") if array.size else b"")
+                digest.update(np.ascontiguousarray(array).data)
                 writer.add(name, array, element_size=8 if name == layout.WORD_ENDS else 0)
         elif isinstance(self.tokenizer, HuggingFaceTokenizer):
             digest.update(self.tokenizer.payload)
@@ -277,7 +297,9 @@ def _batch(sequences: list[Any], first_line: int) -> KeyBatch:
     if flat.size and (flat.min() < 0 or flat.max() >= 1 << 31):
         bad = int(np.flatnonzero((flat < 0) | (flat >= 1 << 31))[0])
         number = int(np.searchsorted(offsets, bad, side="right")) - 1
-        raise InputError(f"token {flat[bad]} is not between 0 and 2147483647", file="keys", line=first_line + number)
+        raise InputError(
+            f"token {flat[bad]} is not between 0 and 2147483647", file="keys", line=first_line + number
+        )
     if len(sequences) and int(np.diff(offsets).max()) > 65_535:
         raise InputError("a key has more than 65,535 tokens", file="keys")
     lines = np.arange(first_line, first_line + len(sequences), dtype=np.int64)
@@ -304,7 +326,9 @@ class _Stash:
         path = os.path.join(self._directory, f"stash-{len(self._files)}")
         with open(path, "wb") as file:
             for batch in self._held:
-                np.save(file, np.array([batch.source, batch.values is not None, batch.lines is not None], object))
+                np.save(
+                    file, np.array([batch.source, batch.values is not None, batch.lines is not None], object)
+                )
                 for array in (batch.tokens, batch.offsets, batch.values, batch.lines):
                     if array is not None:
                         np.save(file, array)
@@ -319,7 +343,10 @@ class _Stash:
                     source, has_values, has_lines = np.load(file, allow_pickle=True)
                     tokens, offsets = np.load(file), np.load(file)
                     yield KeyBatch(
-                        tokens, offsets, np.load(file) if has_values else None, np.load(file) if has_lines else None,
+                        tokens,
+                        offsets,
+                        np.load(file) if has_values else None,
+                        np.load(file) if has_lines else None,
                         str(source),
                     )
             os.unlink(path)

@@ -36,7 +36,8 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
     pass
@@ -107,4 +108,7 @@ def main() -> None:
             _fail(error.format_message() + hint, 2)
         if debug:
             raise
-        _fail(f"internal error: {type(error).__name__}: {error} (hint: --debug shows where; please report it)", EXIT_BUG)
+        _fail(
+            f"internal error: {type(error).__name__}: {error} (hint: --debug shows where; please report it)",
+            EXIT_BUG,
+        )

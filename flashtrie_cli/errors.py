@@ -8,7 +8,9 @@ class FlashtrieError(Exception):
 
     exit_code = 70
 
-    def __init__(self, message: str, *, file: str | None = None, line: int | None = None, hint: str | None = None):
+    def __init__(
+        self, message: str, *, file: str | None = None, line: int | None = None, hint: str | None = None
+    ):
         super().__init__(message)
         self.message = message
         self.file = file

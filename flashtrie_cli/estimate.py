@@ -39,7 +39,9 @@ def estimate_build(reader: KeyReader, tokenizer: Tokenizer | None, options: Buil
         fraction = 1.0
     with tempfile.TemporaryDirectory(prefix="flashtrie-estimate-") as scratch:
         began = time.perf_counter()
-        whole = build_index(iter(batches), os.path.join(scratch, "whole"), tokenizer=tokenizer, options=options)
+        whole = build_index(
+            iter(batches), os.path.join(scratch, "whole"), tokenizer=tokenizer, options=options
+        )
         build_seconds = time.perf_counter() - began
         half = build_index(
             iter(batches[: max(len(batches) // 2, 1)]), os.path.join(scratch, "half"), options=options

@@ -35,7 +35,9 @@ def atomic_output(path: str, *, force: bool = True) -> Iterator[BinaryIO]:
     check_output(path, force=force)
     directory = os.path.dirname(os.path.abspath(path))
     try:
-        descriptor, beside = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", suffix=".part", dir=directory)
+        descriptor, beside = tempfile.mkstemp(
+            prefix=f".{os.path.basename(path)}.", suffix=".part", dir=directory
+        )
     except OSError as error:
         raise OutputError(f"cannot be written: {error.strerror}", file=path) from error
     try:

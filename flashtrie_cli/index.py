@@ -41,7 +41,7 @@ META_FIELDS = {
 
 @dataclass(frozen=True)
 class Values:
-    """Values by key id: ``values`` uint64 or float64; with several a key, key i has ``values[offsets[i]:offsets[i+1]]``."""
+    """Values by key id, uint64 or float64; with several a key, key i has ``values[offsets[i]:offsets[i + 1]]``."""
 
     values: npt.NDArray[Any]
     offsets: npt.NDArray[np.int64] | None
@@ -63,7 +63,9 @@ class Index:
     def __init__(self, file: IndexFile, *, engine: str = "auto", threads: int = 1, device: int = 0):
         if file.kind != layout.KIND_TOKEN_TRIE:
             raise IndexFileError(
-                f"is a {layout.KIND_NAMES[file.kind]}, not a token trie", file=file.path, hint="see flashtrie mask"
+                f"is a {layout.KIND_NAMES[file.kind]}, not a token trie",
+                file=file.path,
+                hint="see flashtrie mask",
             )
         self.file = file
         self.meta: dict[str, Any] = self._checked_meta(file.json(layout.META))
@@ -146,7 +148,9 @@ class Index:
         return None if self.values is None else self.values.of(key_id)
 
     def _checked_meta(self, meta: Any) -> dict[str, Any]:
-        known = isinstance(meta, dict) and all(type(meta.get(name)) is kind for name, kind in META_FIELDS.items())
+        known = isinstance(meta, dict) and all(
+            type(meta.get(name)) is kind for name, kind in META_FIELDS.items()
+        )
         if not known or meta["value_kind"] not in ("none", "unsigned", "float"):
             self._refuse("section meta lacks what an index says of itself")
         if any(meta[name] < 0 for name, kind in META_FIELDS.items() if kind is int):

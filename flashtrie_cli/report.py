@@ -83,6 +83,8 @@ def progress(total: int | None, unit: str, *, quiet: bool) -> Iterator[Callable[
         task = bar.add_task("", total=total, count="0", unit=unit)
 
         def show(stage: str, done: int) -> None:
-            bar.update(task, description=stage, completed=min(done, total) if total else done, count=f"{done:,}")
+            bar.update(
+                task, description=stage, completed=min(done, total) if total else done, count=f"{done:,}"
+            )
 
         yield show

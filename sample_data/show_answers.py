@@ -1,6 +1,6 @@
 """Prints queries with their best titles, and says where the true title is among the hits.
 
-    python show_answers.py QUERIES.tsv ANSWERS.jsonl
+python show_answers.py QUERIES.tsv ANSWERS.jsonl
 """
 
 import json

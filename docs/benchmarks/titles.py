@@ -8,6 +8,7 @@ Everything runs in one process after another on one machine; times are medians o
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -32,7 +33,9 @@ PASSES = 7
 def run(*arguments: str) -> dict[str, Any]:
     """A flashtrie command with --json, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "flashtrie_cli", *arguments, "--json", "--quiet"], check=True, capture_output=True
+        [sys.executable, "-m", "flashtrie_cli", *arguments, "--json", "--quiet"],
+        check=True,
+        capture_output=True,
     )
     return json.loads(done.stdout)
 
@@ -45,7 +48,9 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 def build(name: str, source: str, target: Path, *options: str) -> None:
     for threads in ("1", "2"):
-        report = run("build", source, "-o", str(target), "--force", "--memory", "512M", "-j", threads, *options)
+        report = run(
+            "build", source, "-o", str(target), "--force", "--memory", "512M", "-j", threads, *options
+        )
         seconds = sum(report["seconds"].values())
         print(
             f"| {name} | {threads} | {report['num_keys_read'] / seconds / 1e6:.2f} M | {seconds:.2f} | "
@@ -64,7 +69,7 @@ def tokenise(lines: list[str], tokenizer: HuggingFaceTokenizer, target: Path) ->
 def check_membership(index: Index, tokens: np.ndarray, offsets: np.ndarray) -> None:
     """Every key is found, under ids that are a permutation; 1 M mutated keys are found exactly if they are keys."""
     ids = index.lookup(tokens, offsets)
-    keys = {tokens[a:b].tobytes() for a, b in zip(offsets[:-1], offsets[1:], strict=True)}
+    keys = {tokens[a:b].tobytes() for a, b in itertools.pairwise(offsets)}
     assert np.array_equal(np.sort(ids), np.arange(len(keys)))
     dumped = sum(
         keys_.tokens[a:b].tobytes() in keys
@@ -90,13 +95,16 @@ def check_membership(index: Index, tokens: np.ndarray, offsets: np.ndarray) -> N
     found = index.lookup(flat, ends) >= 0
     truth = np.array([np.array(key, np.uint32).tobytes() in keys for key in mutated])
     assert np.array_equal(found, truth)
-    print(f"{len(keys):,} keys dumped and found, none other; 1,000,000 mutated keys, {truth.sum():,} of them keys: all right")
+    print(f"{len(keys):,} keys dumped and found, none other.")
+    print(f"1,000,000 mutated keys, {truth.sum():,} of them keys: all answered right.")
 
 
 def recall(index: Index, grids: Any, titles: list[str]) -> None:
     tokens, logprobs = grids["tokens"].astype(np.uint32), grids["logprobs"].astype(np.float32)
     wanted = index.lookup(*index_encode(index, titles))
-    print("| alpha | EOS | " + " | ".join(f"beam {b}" for b in (10, 50, 100, 256)) + " | first place at 100 |")
+    print(
+        "| alpha | EOS | " + " | ".join(f"beam {b}" for b in (10, 50, 100, 256)) + " | first place at 100 |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for alpha in (0.0, 1.0, 5.0):
         for eos in (None, EOS):
@@ -104,14 +112,17 @@ def recall(index: Index, grids: Any, titles: list[str]) -> None:
             for beam in (10, 50, 100, 256):
                 steps = 9 if eos is not None else 8
                 found = index.search(
-                    tokens[:, :steps, :beam], logprobs[:, :steps, :beam],
+                    tokens[:, :steps, :beam],
+                    logprobs[:, :steps, :beam],
                     SearchPlan(beam_width=beam, alpha=alpha, eos=eos),
                 )
                 ends = found.hit_offsets
-                ids = [found.key_ids[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+                ids = [found.key_ids[a:b] for a, b in itertools.pairwise(ends)]
                 cells.append(np.mean([key in hits for key, hits in zip(wanted, ids, strict=True)]))
                 if beam == 100:
-                    first = np.mean([len(hits) > 0 and hits[0] == key for key, hits in zip(wanted, ids, strict=True)])
+                    first = np.mean(
+                        [len(hits) > 0 and hits[0] == key for key, hits in zip(wanted, ids, strict=True)]
+                    )
             row = " | ".join(f"{cell:.3f}" for cell in cells)
             print(f"| {alpha:g} | {'yes' if eos else 'no'} | {row} | {first:.3f} |")
 
@@ -134,7 +145,9 @@ def latency(path: Path, grids: Any) -> None:
                 wall, _ = timed(lambda: index.engine.search(tokens, logprobs, plan))  # noqa: B023
                 samples.append(index.engine.last_query_ns / 1e3)  # type: ignore[attr-defined]
                 walls.append(wall)
-            best = np.median(np.array(samples[1:]), axis=0)  # a query's median over the passes; the first warms up
+            best = np.median(
+                np.array(samples[1:]), axis=0
+            )  # a query's median over the passes; the first warms up
             cuts = np.percentile(best, [50, 90, 99])
             rate = len(tokens) / statistics.median(walls[1:])
             print(
@@ -144,7 +157,9 @@ def latency(path: Path, grids: Any) -> None:
             )
 
 
-def compare_marisa(name: str, lines: list[str], index_path: Path, sequences: tuple[np.ndarray, np.ndarray]) -> None:
+def compare_marisa(
+    name: str, lines: list[str], index_path: Path, sequences: tuple[np.ndarray, np.ndarray]
+) -> None:
     try:
         import marisa_trie
     except ImportError:
@@ -160,8 +175,13 @@ def compare_marisa(name: str, lines: list[str], index_path: Path, sequences: tup
     item = 4 if wide else 2
     encodings: dict[str, tuple[Any, list[Any]]] = {
         "text": (marisa_trie.Trie, lines),
-        "ids": (marisa_trie.BinaryTrie,
-                [packed[item * a : item * b] for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]),
+        "ids": (
+            marisa_trie.BinaryTrie,
+            [
+                packed[item * a : item * b]
+                for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+            ],
+        ),
     }
     size = os.path.getsize(index_path)
     lookups = [timed(lambda: index.lookup(flat, ends))[0] for _ in range(5)]
@@ -172,7 +192,9 @@ def compare_marisa(name: str, lines: list[str], index_path: Path, sequences: tup
     if index.vocabulary is not None:
         texts = [lines[i] for i in sample]
         spoken = [timed(lambda: index.lookup(*index.encode(texts)))[0] for _ in range(3)]
-        print(f"| {name} | flashtrie, text in | | | | {statistics.median(spoken) / len(sample) * 1e9:.0f} ns |")
+        print(
+            f"| {name} | flashtrie, text in | | | | {statistics.median(spoken) / len(sample) * 1e9:.0f} ns |"
+        )
     for encoding, (kind, keys) in encodings.items():
         for num_tries in (1, 3, 5):
             spent, trie = timed(lambda: kind(keys, num_tries=num_tries))  # noqa: B023
@@ -187,19 +209,32 @@ def compare_marisa(name: str, lines: list[str], index_path: Path, sequences: tup
             )
 
 
-def main(entities: str, tokenizer: str, grids_path: str, queries: str, phrases: str, work: str = "/tmp") -> None:
+def main(
+    entities: str, tokenizer: str, grids_path: str, queries: str, phrases: str, work: str = "/tmp"
+) -> None:
     global TOKENIZER
     folder = Path(work)
     TOKENIZER = HuggingFaceTokenizer.open(tokenizer)
     lines = read_whole(entities, 1 << 30).decode().splitlines()
     ids = folder / "titles_ids.npz"
     tokenise(lines, TOKENIZER, ids)
-    print("\n## Build\n\n| input | threads | keys/s | seconds | stages | peak memory | index | bits/key | nodes/key |")
+    print(
+        "\n## Build\n\n| input | threads | keys/s | seconds | stages | peak memory | index | bits/key | nodes/key |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     build("GPT-2 ids (npz)", str(ids), folder / "titles.ft", "--input", "npz")
     build("text, words", entities, folder / "titles_words.ft", "--tokenizer", "words")
-    build("phrases with counts", phrases, folder / "phrases.ft", "--tokenizer", "words", "--values", "2",
-          "--duplicates", "sum")
+    build(
+        "phrases with counts",
+        phrases,
+        folder / "phrases.ft",
+        "--tokenizer",
+        "words",
+        "--values",
+        "2",
+        "--duplicates",
+        "sum",
+    )
     arrays = np.load(ids)
     index = Index.open(str(folder / "titles.ft"))
     print("\n## Membership\n")

@@ -113,11 +113,19 @@ class Grids:
 
     def queries(self, count: int) -> Grids:
         """The first ``count`` queries."""
-        return Grids(self.tokens[:count], self.logprobs[:count], None if self.targets is None else self.targets[:count])
+        return Grids(
+            self.tokens[:count], self.logprobs[:count], None if self.targets is None else self.targets[:count]
+        )
 
 
 def nar_grids(
-    sample: KeySample, *, num_queries: int, num_slots: int, num_tokens: int, coherent: float = 0.1, seed: int = 0
+    sample: KeySample,
+    *,
+    num_queries: int,
+    num_slots: int,
+    num_tokens: int,
+    coherent: float = 0.1,
+    seed: int = 0,
 ) -> Grids:
     """Grids as a non-autoregressive model makes them: coherent keys mixed with position-stratified marginals.
 
@@ -137,8 +145,9 @@ def nar_grids(
         rng = np.random.default_rng([seed, 23, query])
         target = int(rng.integers(0, len(firsts)))
         targets[query] = sample.key_ids[target]
-        begin, end = np.searchsorted(firsts, sample.matrix[target, 0], "left"), np.searchsorted(
-            firsts, sample.matrix[target, 0], "right"
+        begin, end = (
+            np.searchsorted(firsts, sample.matrix[target, 0], "left"),
+            np.searchsorted(firsts, sample.matrix[target, 0], "right"),
         )
         alike = by_first[rng.integers(begin, end, max(1, (2 * num_coherent) // 3))]
         others = rng.integers(0, len(firsts), max(1, num_coherent - len(alike)))

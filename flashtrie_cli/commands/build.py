@@ -19,11 +19,16 @@ def command(
     ],
     output: Annotated[str, typer.Option("--output", "-o", metavar="INDEX", help="The index file to write.")],
     kind: Annotated[
-        str, typer.Option("--input", help="What the files hold: text, ids (numbers between blanks), jsonl or npz.")
+        str,
+        typer.Option(
+            "--input", help="What the files hold: text, ids (numbers between blanks), jsonl or npz."
+        ),
     ] = "text",
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="words (what white space separates), or a Hugging Face tokenizer.json. Text needs one."),
+        typer.Option(
+            help="words (what white space separates), or a Hugging Face tokenizer.json. Text needs one."
+        ),
     ] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Lower-case text first.")] = False,
     values: Annotated[
@@ -36,11 +41,18 @@ def command(
         str, typer.Option(help="What a key given twice gets: first, last, min, max, sum, all or error.")
     ] = "first",
     is_sorted: Annotated[
-        bool, typer.Option("--sorted", help="Trust that keys come in ascending order of their tokens, but check it.")
+        bool,
+        typer.Option(
+            "--sorted", help="Trust that keys come in ascending order of their tokens, but check it."
+        ),
     ] = False,
-    memory: Annotated[str, typer.Option(help="Memory to stay within; what does not fit goes to disk.")] = "1G",
+    memory: Annotated[
+        str, typer.Option(help="Memory to stay within; what does not fit goes to disk.")
+    ] = "1G",
     threads: Threads = 1,
-    codec: Annotated[str, typer.Option(help="zstd (small), or raw (mapped as it is, opens at once).")] = "zstd",
+    codec: Annotated[
+        str, typer.Option(help="zstd (small), or raw (mapped as it is, opens at once).")
+    ] = "zstd",
     level: Annotated[int, typer.Option(help="zstd level, 1 to 22.")] = 3,
     force: Force = False,
     estimate: Annotated[
@@ -77,7 +89,7 @@ def command(
     if not estimate:
         check_output(output, force=force)
     name = tokenizer or ("words" if kind == "text" else None)
-    spoken = open_tokenizer(name) if name else None
+    spoken: Any = open_tokenizer(name) if name else None
 
     def reader() -> KeyReader:
         return KeyReader(
@@ -147,7 +159,9 @@ def _show_report(report: BuildReport, source: KeyReader, *, quiet: bool) -> None
         ("peak memory", size_text(peak_memory())),
     ]
     if counts["num_runs"]:
-        rows.insert(-1, ("spilled", f"{counts['num_runs']} sorted runs, {size_text(counts['spilled_bytes'])}"))
+        rows.insert(
+            -1, ("spilled", f"{counts['num_runs']} sorted runs, {size_text(counts['spilled_bytes'])}")
+        )
     summary(rows, quiet=quiet)
 
 

@@ -9,15 +9,22 @@ import typer
 
 from flashtrie_cli.errors import UsageError
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary; warnings and errors stay.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress, no summary; warnings and errors stay.")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable JSON on stdout.")]
 Threads = Annotated[
     int, typer.Option("--threads", "-j", min=0, help="CPU threads; 0 takes all that this process may use.")
 ]
-IndexPath = Annotated[str, typer.Argument(metavar="INDEX", help="An index file, as written by flashtrie build.")]
+IndexPath = Annotated[
+    str, typer.Argument(metavar="INDEX", help="An index file, as written by flashtrie build.")
+]
 Engine = Annotated[
-    str, typer.Option("--engine", help="What answers: auto, cpu, cuda or reference (plain Python, slow, the oracle).")
+    str,
+    typer.Option(
+        "--engine", help="What answers: auto, cpu, cuda or reference (plain Python, slow, the oracle)."
+    ),
 ]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace the output where it exists.")]
 

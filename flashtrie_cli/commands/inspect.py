@@ -12,7 +12,8 @@ from flashtrie_cli.commands.common import Debug, IndexPath, Json, Threads
 def command(
     index: IndexPath,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Check every checksum, the digest and all counts; exit 3 on damage.")
+        bool,
+        typer.Option("--verify", help="Check every checksum, the digest and all counts; exit 3 on damage."),
     ] = False,
     levels: Annotated[bool, typer.Option("--levels", help="Nodes, keys and fan-outs of each level.")] = False,
     threads: Threads = 1,
@@ -59,7 +60,13 @@ def _show(d: dict[str, Any]) -> None:
         "sections",
         [("name", "left"), ("codec", "left"), ("raw", "right"), ("stored", "right"), ("ratio", "right")],
         [
-            [s["name"], s["codec"], size_text(s["raw_size"]), size_text(s["stored_size"]), f"{s['ratio']:.2f}"]
+            [
+                s["name"],
+                s["codec"],
+                size_text(s["raw_size"]),
+                size_text(s["stored_size"]),
+                f"{s['ratio']:.2f}",
+            ]
             for s in d["sections"]
         ],
     )
@@ -70,7 +77,15 @@ def _show(d: dict[str, Any]) -> None:
     )
     if "levels" in d:
         classes = list(d["levels"][0]["fan_outs"])
-        headings = ("depth", "nodes", "keys", "leaves", "mean fan-out", "largest", *(f"% {c}" for c in classes))
+        headings = (
+            "depth",
+            "nodes",
+            "keys",
+            "leaves",
+            "mean fan-out",
+            "largest",
+            *(f"% {c}" for c in classes),
+        )
         table(
             "levels (fan-outs: share of the level's nodes)",
             [(heading, "right") for heading in headings],

@@ -20,15 +20,22 @@ MODES = ("exact", "prefix", "common-prefix")
 def command(
     index: IndexPath,
     keys: Annotated[
-        str, typer.Argument(metavar="[KEYS]", help="File of keys, one a line, as the index speaks; - is stdin.")
+        str,
+        typer.Argument(metavar="[KEYS]", help="File of keys, one a line, as the index speaks; - is stdin."),
     ] = "-",
     mode: Annotated[
         str,
-        typer.Option(help="exact; prefix (keys that extend each line); common-prefix (keys each line begins with)."),
+        typer.Option(
+            help="exact; prefix (keys that extend each line); common-prefix (keys each line begins with)."
+        ),
     ] = "exact",
     limit: Annotated[int, typer.Option(min=0, help="Most answers a line; 0 is all.")] = 0,
-    ids: Annotated[bool, typer.Option("--ids", help="Lines are token ids, also where the index holds words.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Exit with 1 unless every line has an answer.")] = False,
+    ids: Annotated[
+        bool, typer.Option("--ids", help="Lines are token ids, also where the index holds words.")
+    ] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Exit with 1 unless every line has an answer.")
+    ] = False,
     engine: Engine = "auto",
     threads: Threads = 1,
     json: Json = False,

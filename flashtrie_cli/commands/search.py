@@ -17,11 +17,17 @@ BATCH_SIZE = 512
 def command(
     index: IndexPath,
     proposals: Annotated[
-        str, typer.Argument(metavar="PROPOSALS", help=".npz (tokens, logprobs, ids) or JSONL; - is JSONL from stdin.")
+        str,
+        typer.Argument(
+            metavar="PROPOSALS", help=".npz (tokens, logprobs, ids) or JSONL; - is JSONL from stdin."
+        ),
     ],
-    beam_width: Annotated[int, typer.Option("--beam-width", "-b", min=1, help="Prefixes kept at each step.")] = 100,
+    beam_width: Annotated[
+        int, typer.Option("--beam-width", "-b", min=1, help="Prefixes kept at each step.")
+    ] = 100,
     top_k: Annotated[
-        int | None, typer.Option("--top-k", "-k", min=1, help="Only the K best proposals of each step; default all.")
+        int | None,
+        typer.Option("--top-k", "-k", min=1, help="Only the K best proposals of each step; default all."),
     ] = None,
     results: Annotated[
         int | None, typer.Option("--results", "-n", min=1, help="Most hits a query; default the beam width.")
@@ -31,14 +37,19 @@ def command(
     token_threshold: Annotated[
         float, typer.Option(help="Proposals must have a log-prob above this.")
     ] = float("-inf"),
-    sequence_threshold: Annotated[float, typer.Option(help="Prefixes must score above this.")] = float("-inf"),
+    sequence_threshold: Annotated[float, typer.Option(help="Prefixes must score above this.")] = float(
+        "-inf"
+    ),
     eos: Annotated[
-        str | None, typer.Option(metavar="TOKEN", help="Token that must be proposed after a key, and adds to it.")
+        str | None,
+        typer.Option(metavar="TOKEN", help="Token that must be proposed after a key, and adds to it."),
     ] = None,
     engine: Engine = "auto",
     device: Annotated[int, typer.Option(min=0, help="GPU to use, with the cuda engine.")] = 0,
     threads: Threads = 1,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="OUT", help="File to write; - is stdout.")] = "-",
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="OUT", help="File to write; - is stdout.")
+    ] = "-",
     output_format: Annotated[
         str, typer.Option("--format", help="tsv, jsonl, npz, or wire (the FlashTrie paper's layout).")
     ] = "tsv",
@@ -152,8 +163,14 @@ class _Clock:
         rows = [
             ("engine", index.engine.name + (f", {threads} threads" if threads and threads > 1 else "")),
             ("queries", f"{self.num_queries:,}, {self.num_hits:,} hits"),
-            ("time", f"{duration_text(total)}: " + ", ".join(
-                f"{part} {duration_text(getattr(self, part))}" for part in ("open", "read", "search", "write"))),
+            (
+                "time",
+                f"{duration_text(total)}: "
+                + ", ".join(
+                    f"{part} {duration_text(getattr(self, part))}"
+                    for part in ("open", "read", "search", "write")
+                ),
+            ),
             ("throughput", f"{rate:,.0f} queries/s in search"),
         ]
         if self.query_ns:
@@ -161,6 +178,13 @@ class _Clock:
 
             times = np.concatenate(self.query_ns) / 1e9
             cuts = np.percentile(times, [50, 90, 99])
-            rows.append(("latency", f"mean {duration_text(float(times.mean()))}, " + ", ".join(
-                f"p{p} {duration_text(float(cut))}" for p, cut in zip((50, 90, 99), cuts, strict=True))))
+            rows.append(
+                (
+                    "latency",
+                    f"mean {duration_text(float(times.mean()))}, "
+                    + ", ".join(
+                        f"p{p} {duration_text(float(cut))}" for p, cut in zip((50, 90, 99), cuts, strict=True)
+                    ),
+                )
+            )
         summary(rows, quiet=quiet)

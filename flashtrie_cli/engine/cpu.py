@@ -53,7 +53,9 @@ class CpuEngine:
         except ValueError as error:
             raise IndexFileError(str(error), file=stored.path, hint="rebuild the index") from error
         if self.trie.num_keys != stored.num_keys:
-            raise IndexFileError("has another number of keys than it says", file=stored.path, hint="rebuild the index")
+            raise IndexFileError(
+                "has another number of keys than it says", file=stored.path, hint="rebuild the index"
+            )
         owned = (self.trie.louds, self.trie.label_low, self.trie.high_flags, self.trie.label_high)
         self.largest_label: int = self.trie.largest_label
         self.resident_size = self.trie.lines.nbytes + self.trie.wide.nbytes + sum(a.nbytes for a in owned)

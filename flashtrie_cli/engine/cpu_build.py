@@ -9,7 +9,13 @@ from flashtrie_cli.trie import builder as plain
 
 
 def make_builder(
-    *, memory: int, threads: int, temp_directory: str, duplicates: str, value_kind: int, is_sorted: bool,
+    *,
+    memory: int,
+    threads: int,
+    temp_directory: str,
+    duplicates: str,
+    value_kind: int,
+    is_sorted: bool,
     is_compact: bool,
 ) -> tuple[Any, type[Exception]]:
     """A builder and the exception by which it reports two keys in conflict.

@@ -5,6 +5,7 @@ Slow and obvious on purpose. It walks the same stored sections, but shares no st
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -134,15 +135,16 @@ class ReferenceEngine:
         return bisect_left(self._key_nodes, node) if self.terminal[node] else -1
 
     def _walk(self, tokens: list[int]) -> int | None:
-        node: int | None = 0
+        node = 0
         for token in tokens:
-            node = self.child(node, token)
-            if node is None:
+            below = self.child(node, token)
+            if below is None:
                 return None
+            node = below
         return node
 
     def find_nodes(self, tokens: U32, offsets: I64) -> U32:
-        nodes = [self._walk(tokens[a:b].tolist()) for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+        nodes = [self._walk(tokens[a:b].tolist()) for a, b in itertools.pairwise(offsets)]
         return np.array([NO_NODE if node is None else node for node in nodes], np.uint32)
 
     def find_key_ids(self, tokens: U32, offsets: I64) -> I64:
@@ -232,7 +234,10 @@ class ReferenceEngine:
                 for node, score in frontier:
                     for token, logprob in row.items():
                         total = score + logprob
-                        if not (logprob > np.float32(plan.token_threshold) and total > np.float32(plan.sequence_threshold)):
+                        if not (
+                            logprob > np.float32(plan.token_threshold)
+                            and total > np.float32(plan.sequence_threshold)
+                        ):
                             continue
                         child = self.child(node, token)
                         if child is not None:

@@ -119,7 +119,9 @@ class IndexFile:
             # The frame says its size before anything is allocated, so a lying frame cannot fill the memory.
             if zstandard.get_frame_parameters(stored).content_size != want:
                 raise zstandard.ZstdError("frame has another size than its section says")
-            raw = zstandard.ZstdDecompressor().decompress(stored, max_output_size=want, allow_extra_data=False)
+            raw = zstandard.ZstdDecompressor().decompress(
+                stored, max_output_size=want, allow_extra_data=False
+            )
             if len(raw) != want:
                 raise zstandard.ZstdError("frame is cut short")
             frames.unshuffle_into(raw, section.element_size, target[begin : begin + want])
@@ -194,7 +196,9 @@ def _open(path: str, data: memoryview) -> IndexFile:
 
 
 def _section(kind: int, row: bytes) -> Section | None:
-    name, codec, element_size, reserved, offset, stored, raw, num_frames, checksum, spare = layout.SECTION.unpack(row)
+    name, codec, element_size, reserved, offset, stored, raw, num_frames, checksum, spare = (
+        layout.SECTION.unpack(row)
+    )
     try:
         text = name.rstrip(b"\0").decode("ascii")
     except UnicodeDecodeError:
@@ -211,7 +215,9 @@ def _fits(section: Section, frame_sizes: npt.NDArray[np.uint32], table_offset: i
     if section.offset + section.stored_size > table_offset:
         return False
     if section.codec == layout.CODEC_RAW:
-        return section.num_frames == 0 and section.stored_size == section.raw_size and section.element_size == 0
+        return (
+            section.num_frames == 0 and section.stored_size == section.raw_size and section.element_size == 0
+        )
     frames_needed = -(-section.raw_size // layout.FRAME_SIZE)
     return (
         section.num_frames == len(frame_sizes) == frames_needed

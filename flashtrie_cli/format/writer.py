@@ -30,7 +30,13 @@ class IndexWriter:
     """
 
     def __init__(
-        self, path: str, *, kind: int, codec: str = "zstd", level: int = DEFAULT_LEVEL, threads: int = 1,
+        self,
+        path: str,
+        *,
+        kind: int,
+        codec: str = "zstd",
+        level: int = DEFAULT_LEVEL,
+        threads: int = 1,
         force: bool = False,
     ):
         self.path = path
@@ -66,9 +72,11 @@ class IndexWriter:
 
     def add(self, name: str, array: np.ndarray, *, element_size: int = 0) -> None:
         """A section from an array, or anything with a buffer; ``element_size`` > 1 shuffles its bytes by planes."""
-        data = memoryview(np.ascontiguousarray(array)).cast("B") if array.size else memoryview(b"")
+        data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         step = layout.FRAME_SIZE
-        self.add_chunks(name, (data[at : at + step] for at in range(0, len(data), step)), element_size=element_size)
+        self.add_chunks(
+            name, (data[at : at + step] for at in range(0, len(data), step)), element_size=element_size
+        )
 
     def add_json(self, name: str, value: Any) -> None:
         """A section of JSON with sorted keys."""
@@ -79,21 +87,26 @@ class IndexWriter:
         if len(self._sections) == layout.MAX_SECTIONS:
             raise OutputError("too many sections", file=self.path)
         self._write(b"\0" * (-self._offset % layout.ALIGNMENT))
-        begin, raw_size, checksum, num_frames = self._offset, 0, 0, 0
-        codec = self._codec
+        begin, raw_size, checksum = self._offset, 0, 0
+        is_framed = self._codec != layout.CODEC_RAW
+        frame_sizes: list[int] = []
         for raw, stored in self._compressed(reframe(chunks), element_size):
             self._write(stored)
             raw_size += raw
             checksum = zlib.crc32(stored, checksum)
-            num_frames += 1
-            if codec != layout.CODEC_RAW:
-                self._frame_sizes.append(len(stored))
-        if codec == layout.CODEC_RAW:
-            num_frames = 0
+            if is_framed:
+                frame_sizes.append(len(stored))
+        self._frame_sizes += frame_sizes
         self._sections.append(
             layout.Section(
-                name, codec, element_size if codec != layout.CODEC_RAW else 0, begin, self._offset - begin, raw_size,
-                num_frames, checksum,
+                name,
+                self._codec,
+                element_size if is_framed else 0,
+                begin,
+                self._offset - begin,
+                raw_size,
+                len(frame_sizes),
+                checksum,
             )
         )
 

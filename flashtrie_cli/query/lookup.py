@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -60,7 +61,7 @@ def read_questions(index: Index, path: str, *, as_ids: bool = False) -> Iterator
 
 
 def _some_lines(file: BinaryIO, path: str, first: int) -> list[bytes]:
-    lines = []
+    lines: list[bytes] = []
     for line in file:
         if first == 1 and not lines:
             line = line.removeprefix(b"\xef\xbb\xbf")
@@ -85,7 +86,9 @@ def _encode(
     return index.encode(texts)
 
 
-def _parse_ids(lines: list[bytes], path: str, first: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+def _parse_ids(
+    lines: list[bytes], path: str, first: int
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
     flat: list[int] = []
     offsets = [0]
     for number, line in enumerate(lines, first):
@@ -147,7 +150,7 @@ def key_texts(index: Index, keys: KeyList, *, as_ids: bool = False) -> list[str]
         return index.decode(keys.tokens, keys.offsets)
     words = list(map(str, keys.tokens.tolist()))
     ends = keys.offsets.tolist()
-    return [" ".join(words[begin:end]) for begin, end in zip(ends, ends[1:], strict=False)]
+    return [" ".join(words[begin:end]) for begin, end in itertools.pairwise(ends)]
 
 
 def value_text(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 import zipfile
@@ -54,7 +55,7 @@ def hit_texts(index: Index, results: SearchResults) -> list[str]:
         return index.decode(results.tokens, results.token_offsets)
     words = list(map(str, results.tokens.tolist()))
     ends = results.token_offsets.tolist()
-    return [" ".join(words[begin:end]) for begin, end in zip(ends, ends[1:], strict=False)]
+    return [" ".join(words[begin:end]) for begin, end in itertools.pairwise(ends)]
 
 
 class TsvWriter:
@@ -133,7 +134,7 @@ class WireWriter:
         lengths = np.diff(results.token_offsets)
         pieces: list[bytes] = []
         offsets = results.hit_offsets.tolist()
-        for begin, end in zip(offsets, offsets[1:], strict=False):
+        for begin, end in itertools.pairwise(offsets):
             order = np.arange(end - 1, begin - 1, -1)
             ends = np.cumsum(lengths[order])
             total = int(ends[-1]) if len(ends) else 0
@@ -168,7 +169,7 @@ class NpzWriter:
             self._put(name, np.zeros(1, np.int64))
 
     def _put(self, name: str, array: npt.NDArray[Any]) -> None:
-        self._files[name].write(memoryview(np.ascontiguousarray(array)).cast("B") if array.size else b"")
+        self._files[name].write(np.ascontiguousarray(array).data)
         self._counts[name] += len(array)
 
     def write(self, results: SearchResults, ids: list[Any] | None, first: int) -> None:
@@ -186,9 +187,13 @@ class NpzWriter:
         with zipfile.ZipFile(self._out, "w", zipfile.ZIP_STORED) as archive:
             for name, file in self._files.items():
                 file.seek(0)
-                header = {"descr": dtypes.get(name, "<i8"), "fortran_order": False, "shape": (self._counts[name],)}
+                header = {
+                    "descr": dtypes.get(name, "<i8"),
+                    "fortran_order": False,
+                    "shape": (self._counts[name],),
+                }
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array_header_1_0(member, header)  # type: ignore[arg-type]
+                    np.lib.format.write_array_header_1_0(member, header)
                     while piece := file.read(1 << 22):
                         member.write(piece)
                 file.close()

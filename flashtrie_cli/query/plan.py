@@ -56,7 +56,7 @@ class SearchPlan:
         return self.beam_width if self.num_results is None else self.num_results
 
     def length_factors(self, num_steps: int) -> npt.NDArray[np.float32]:
-        """``(6 / (5 + d)) ** alpha`` for d = 0 .. num_steps, computed in float64, rounded once; float32 [num_steps + 1].
+        """``(6 / (5 + d)) ** alpha`` for d = 0 .. num_steps, in float64, rounded once to float32.
 
         Raises UsageError where a factor would vanish in float32, since scores could no longer be told apart.
         """

@@ -45,7 +45,11 @@ class PlainBuilder:
         file: int,
     ) -> None:
         flat, ends = tokens.tolist(), offsets.tolist()
-        own = values.view(np.float64).tolist() if values is not None and self._value_kind == VALUE_FLOAT else values
+        own = (
+            values.view(np.float64).tolist()
+            if values is not None and self._value_kind == VALUE_FLOAT
+            else values
+        )
         for i in range(len(ends) - 1):
             key = tuple(flat[ends[i] : ends[i + 1]])
             place = (file, int(lines[i]) if lines is not None else 0)
@@ -66,8 +70,11 @@ class PlainBuilder:
             previous = np.concatenate(([0], low[:-1])).astype(np.uint32)
             delta = (low - np.where(nodes.is_first, 0, previous)).astype(np.uint16)
             self._sections[layout.LABEL_DELTA] = delta.astype("<u2").tobytes()
-            inner = [t for t, fan_out, at in zip(nodes.terminal, nodes.fan_outs, range(total), strict=True) if
-                     fan_out or at == 0]
+            inner = [
+                t
+                for t, fan_out, at in zip(nodes.terminal, nodes.fan_outs, range(total), strict=True)
+                if fan_out or at == 0
+            ]
             self._sections[layout.INNER_TERMINAL] = pack_bits(inner)
         else:
             self._sections[layout.LABEL_LOW] = low.astype("<u2").tobytes()
@@ -78,7 +85,9 @@ class PlainBuilder:
         width = max(highs, default=0).bit_length()
         if width:
             self._sections[layout.HIGH_FLAGS] = pack_bits([label >> 16 > 0 for label in nodes.labels])
-            self._sections[layout.LABEL_HIGH] = pack_bits([high >> bit & 1 for high in highs for bit in range(width)])
+            self._sections[layout.LABEL_HIGH] = pack_bits(
+                [high >> bit & 1 for high in highs for bit in range(width)]
+            )
         if self._value_kind != VALUE_NONE:
             values = [value for _, node_values in nodes.values for value in node_values]
             dtype = "<f8" if self._value_kind == VALUE_FLOAT else "<u8"
@@ -125,7 +134,9 @@ class PlainBuilder:
             previous = place
         return unique
 
-    def _combine(self, kept: list[int | float], value: int | float, place: tuple[int, int], key: tuple[int, ...]) -> None:
+    def _combine(
+        self, kept: list[int | float], value: int | float, place: tuple[int, int], key: tuple[int, ...]
+    ) -> None:
         if self._rule == "last":
             kept[0] = value
         elif self._rule == "min":

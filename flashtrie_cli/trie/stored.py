@@ -46,10 +46,11 @@ class StoredTrie:
         def refuse(why: str) -> IndexFileError:
             return IndexFileError(why, file=file.path, hint="rebuild the index")
 
-        counts = [meta.get(name) for name in ("num_nodes", "num_keys", "high_width")]
+        num_nodes, num_keys, high_width = counts = tuple(
+            meta.get(name, -1) for name in ("num_nodes", "num_keys", "high_width")
+        )
         if not all(type(count) is int and count >= 0 for count in counts):
             raise refuse("says nothing of its counts")
-        num_nodes, num_keys, high_width = counts
         if not 1 <= num_nodes <= 0xFFFF_FFFF or num_keys > num_nodes or high_width > MAX_HIGH_WIDTH:
             raise refuse("has counts out of range")
         node_bytes = -(-num_nodes // 64) * 8
@@ -58,7 +59,9 @@ class StoredTrie:
             """Before anything is read: a section is as large as its nodes need, so no lie fills the memory."""
             size = file.raw_size(name)
             if not least <= size <= most:
-                raise refuse(f"section {name} holds {size:,} bytes, which its {num_nodes:,} nodes do not need")
+                raise refuse(
+                    f"section {name} holds {size:,} bytes, which its {num_nodes:,} nodes do not need"
+                )
 
         def words(name: str, least: int, most: int, spare: int) -> npt.NDArray[np.uint64]:
             check(name, least, most)
@@ -91,6 +94,15 @@ class StoredTrie:
             high_bytes = -(-num_nodes * high_width // 64) * 8
             label_high = words(layout.LABEL_HIGH, 8, high_bytes, SPARE_WORDS)
         return cls(
-            file.path, num_nodes, num_keys, high_width, louds, label_low, label_delta, terminal, inner_terminal,
-            high_flags, label_high,
+            file.path,
+            num_nodes,
+            num_keys,
+            high_width,
+            louds,
+            label_low,
+            label_delta,
+            terminal,
+            inner_terminal,
+            high_flags,
+            label_high,
         )
