@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import signal
 import sys
+import traceback
 from typing import Annotated, NoReturn
 
 import typer
@@ -15,6 +17,7 @@ from flashtrie_cli.errors import FlashtrieError
 
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 app = typer.Typer(
     name="flashtrie",
@@ -36,8 +39,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -76,39 +78,53 @@ def _close_and_exit(code: int) -> NoReturn:
     sys.exit(code)
 
 
+class _Terminated(BaseException):
+    """SIGTERM, raised where the program stands, so that half-made files go as they do after Ctrl-C."""
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise _Terminated
+
+
+def _run(arguments: list[str]) -> None:
+    """One subcommand, without click's own ``main``, which swallows closed pipes and interrupts."""
+    command = typer.main.get_command(app)
+    with command.make_context("flashtrie", arguments or ["--help"]) as context:
+        command.invoke(context)
+
+
 def main() -> None:
     """Entry point: run one subcommand and map what happened to an exit code (one place for all of them)."""
-    debug = "--debug" in sys.argv[1:]
+    signal.signal(signal.SIGTERM, _terminate)
     try:
-        code = app(standalone_mode=False)
-        _close_and_exit(code if isinstance(code, int) else 0)
+        _run(sys.argv[1:])
+        _close_and_exit(0)
     except typer.Exit as done:
         _close_and_exit(done.exit_code)
-    except FlashtrieError as error:
-        if debug:
-            raise
-        _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", EXIT_INTERRUPTED)
+    except _Terminated:
+        _fail("terminated", EXIT_TERMINATED)
     except BrokenPipeError:
         _close_and_exit(0)
-    except MemoryError:
-        if debug:
-            raise
-        _fail("out of memory (hint: see --memory, or a smaller batch)", 2)
-    except OSError as error:
-        if debug:
-            raise
-        name = f"{error.filename}: " if error.filename else ""
-        _fail(f"{name}{error.strerror or error}", 2)
     except Exception as error:
-        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's own usage errors
-            context = getattr(error, "ctx", None)
-            hint = f" (hint: {context.command_path} --help)" if context is not None else ""
-            _fail(error.format_message() + hint, 2)
-        if debug:
-            raise
-        _fail(
-            f"internal error: {type(error).__name__}: {error} (hint: --debug shows where; please report it)",
-            EXIT_BUG,
-        )
+        if "--debug" in sys.argv[1:]:
+            traceback.print_exc()
+        _fail(*_explained(error))
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    """The one line that an error becomes, and its exit code."""
+    if isinstance(error, FlashtrieError):
+        return str(error), error.exit_code
+    if isinstance(error, MemoryError):
+        return "out of memory (hint: see --memory, or a smaller batch)", 2
+    if isinstance(error, OSError):
+        name = f"{error.filename}: " if error.filename else ""
+        return f"{name}{error.strerror or error}", 2
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's own usage errors
+        context = getattr(error, "ctx", None)
+        hint = f" (hint: {context.command_path} --help)" if context is not None else ""
+        return error.format_message() + hint, 2
+    kind = type(error).__name__
+    return f"internal error: {kind}: {error} (hint: --debug shows where; please report it)", EXIT_BUG

@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from conftest import COMMAND, ENVIRONMENT, ROOT, Run, assert_one_line, leftovers
 
+from flashtrie_cli import cli
+
 HELP_SECONDS = 0.150
 CI_FACTOR = 4
 """Continuous-integration machines are slow and shared; an import of numpy alone costs more than this allows."""
@@ -127,13 +129,22 @@ class TestExitCodes:
         ],
     )
     def test_2_is_bad_usage(
-        self, flashtrie: Run, words_index: Path, tmp_path: Path, arguments: list[str], parts: list[str]
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        capfdbinary: pytest.CaptureFixture[bytes],
+        words_index: Path,
+        tmp_path: Path,
+        arguments: list[str],
+        parts: list[str],
     ) -> None:
         names = {"tmp": tmp_path, "words": words_index}
-        done = flashtrie(*(a.format(**names) for a in arguments), stdin=b"")
-        assert done.returncode == 2, done.stderr
-        assert_one_line(done.stderr, *(part.format(**names) for part in parts))
-        assert done.stdout == b""
+        monkeypatch.setattr(sys, "argv", ["flashtrie", *(a.format(**names) for a in arguments)])
+        with pytest.raises(SystemExit) as done:
+            cli.main()
+        stdout, stderr = capfdbinary.readouterr()
+        assert done.value.code == 2, stderr
+        assert_one_line(stderr, *(part.format(**names) for part in parts))
+        assert stdout == b""
         assert leftovers(tmp_path) == []
 
     @pytest.mark.parametrize(
@@ -212,33 +223,24 @@ class TestExitCodes:
 
 
 class TestStreams:
-    @pytest.mark.parametrize("flags", [[], ["--json"]])
-    def test_json_stands_alone_on_stdout(
-        self, flashtrie: Run, words_index: Path, tmp_path: Path, flags: list[str]
-    ) -> None:
-        built = flashtrie("build", "-", "-o", tmp_path / "i", *flags, stdin=b"a b\n")
-        if flags:
-            assert json.loads(built.stdout)["schema"] == "flashtrie.build/1"
-        else:
-            assert built.stdout == b""
-        if flags:
-            assert (
-                json.loads(flashtrie("inspect", words_index, "--json").stdout)["schema"]
-                == "flashtrie.inspect/1"
-            )
-            for command, stdin in (("dump", b""), ("lookup", b"new york\n"), ("search", GRID.encode())):
-                target = ["-"] if command == "search" else []
-                lines = flashtrie(command, words_index, *target, "--json", stdin=stdin).stdout.splitlines()
-                assert lines
-                assert {json.loads(line)["schema"] for line in lines} == {f"flashtrie.{command}/1"}
+    def test_json_stands_alone_on_stdout(self, flashtrie: Run, words_index: Path, tmp_path: Path) -> None:
+        built = flashtrie("build", "-", "-o", tmp_path / "i", "--json", stdin=b"a b\n")
+        assert json.loads(built.stdout)["schema"] == "flashtrie.build/1"
+        assert (
+            json.loads(flashtrie("inspect", words_index, "--json").stdout)["schema"] == "flashtrie.inspect/1"
+        )
+        for command, stdin in (("dump", b""), ("lookup", b"new york\n"), ("search", GRID.encode())):
+            target = ["-"] if command == "search" else []
+            lines = flashtrie(command, words_index, *target, "--json", stdin=stdin).stdout.splitlines()
+            assert {json.loads(line)["schema"] for line in lines} == {f"flashtrie.{command}/1"}
 
     def test_search_line(self, flashtrie: Run, words_index: Path) -> None:
         done = flashtrie("search", words_index, "-", stdin=GRID.encode() + b"\n")
         assert done.returncode == 0, done.stderr
         names = [line.split(b"\t")[:4] for line in done.stdout.splitlines()]
         assert names == [
-            [b"q", b"1", b"new york", b"0"],
-            [b"q", b"2", b"new york city", b"2"],
+            [b"q", b"1", b"new york city", b"2"],
+            [b"q", b"2", b"new york", b"0"],
             [b"q", b"3", b"old york", b"1"],
         ]
 
@@ -276,11 +278,14 @@ class TestStreams:
         assert done.returncode == 2
         assert_one_line(done.stderr, "No space left")
 
-    def test_text_that_is_no_utf_8_passes_unharmed(self, flashtrie: Run, ids_index: Path) -> None:
+    def test_marks_and_carriage_returns_go(self, flashtrie: Run, ids_index: Path) -> None:
         done = flashtrie(
             "lookup", ids_index, "--mode", "prefix", "--limit", "2", "--quiet", stdin=b"\xef\xbb\xbf5\r\n"
         )
-        assert done.stdout == b"5\t5 5\t400\n5\t5 6\t401\n" or done.stdout.startswith(b"5\t5 5\t")
+        assert [line.split(b"\t")[:2] for line in done.stdout.splitlines()] == [
+            [b"5", b"5 5"],
+            [b"5", b"5 6"],
+        ]
 
     def test_dump_and_build_give_the_same_index(
         self, flashtrie: Run, ids_index: Path, tmp_path: Path
@@ -291,7 +296,7 @@ class TestStreams:
         assert again.read_bytes() == ids_index.read_bytes()
 
 
-def many_keys(path: Path, count: int = 600_000) -> Path:
+def many_keys(path: Path, count: int = 250_000) -> Path:
     import numpy as np
 
     tokens = np.random.default_rng(1).integers(0, 1 << 31, (count, 4))
@@ -323,12 +328,12 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 class TestTrouble:
     @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-    @pytest.mark.parametrize("seconds", [0.5, 0.9, 1.4])
+    @pytest.mark.parametrize("seconds", [0.6, 1.2])
     def test_interrupted_while_building(
         self, big_input: Path, tmp_path: Path, stop: signal.Signals, seconds: float
     ) -> None:
         target = tmp_path / "i.ft"
-        command = [*COMMAND, "build", str(big_input), "--input", "ids", "-o", str(target), "--level", "19"]
+        command = [*COMMAND, "build", str(big_input), "--input", "ids", "-o", str(target), "--level", "22"]
         process = subprocess.Popen(
             command, env=ENVIRONMENT, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
@@ -353,7 +358,7 @@ class TestTrouble:
             cwd=ROOT,
             capture_output=True,
             check=False,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, 1 << 18)),
         )
         assert done.returncode == 2, done.stderr
         assert_one_line(done.stderr, str(target), "File too large")
@@ -362,12 +367,9 @@ class TestTrouble:
 
     def test_temporary_space_may_not_grow(self, tmp_path: Path) -> None:
         """The same limit, struck by the sorter's temporary file."""
-        keys = many_keys(tmp_path / "keys.txt", 300_000)
+        keys = many_keys(tmp_path / "keys.txt", 100_000)
         code = (
-            "import resource\nfrom flashtrie_cli import build, cli\n"
-            "build.PROCESS_BYTES = (1 << 30) - (1 << 22)\nbuild_max = build.max\n"
-            if False
-            else "from flashtrie_cli import build, cli\nreal = build.make_builder\n"
+            "from flashtrie_cli import build, cli\nreal = build.make_builder\n"
             "build.make_builder = lambda **o: real(**{**o, 'memory': 1 << 21})\ncli.main()\n"
         )
         done = subprocess.run(
@@ -376,7 +378,7 @@ class TestTrouble:
             cwd=ROOT,
             capture_output=True,
             check=False,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, 1 << 18)),
         )
         assert done.returncode == 2, done.stderr
         assert_one_line(done.stderr, "i.ft", "temporary", "File too large")
