@@ -4,6 +4,7 @@
 #include "bindings.hpp"
 #include "host/parse.hpp"
 #include "host/parse_grid.hpp"
+#include "host/parse_jsonl.hpp"
 #include "host/parse_words.hpp"
 
 namespace flashtrie {
@@ -53,6 +54,19 @@ nb::tuple bound_parse_words(WordTable& table, Array<uint8_t> block, int64_t firs
     table.parse(view(block), format, grow, parsed);
   }
   return to_python(parsed, format);
+}
+
+// (what `to_python` gives, whether keys have values: see JsonValues, size of what was parsed)
+nb::tuple bound_parse_jsonl_keys(Array<uint8_t> block, int64_t first_line, int values, bool float_values) {
+  ParsedLines parsed;
+  auto state = static_cast<JsonValues>(values);
+  size_t size;
+  {
+    nb::gil_scoped_release unlocked;
+    size = parse_jsonl_keys(view(block), first_line, state, float_values, parsed);
+  }
+  const LineFormat format{first_line, state == JsonValues::present ? 1 : 0, float_values};
+  return nb::make_tuple(to_python(parsed, format), static_cast<int>(state), size);
 }
 
 template <typename T>
@@ -135,6 +149,7 @@ nb::bytes join_words(Array<uint8_t> text, Array<int64_t> word_offsets, Array<uin
 void bind_parse(nb::module_& m) {
   using namespace nb::literals;
   m.def("parse_ids", &bound_parse_ids, "block"_a, "first_line"_a, "value_column"_a, "float_values"_a);
+  m.def("parse_jsonl_keys", &bound_parse_jsonl_keys, "block"_a, "first_line"_a, "values"_a, "float_values"_a);
   m.def("parse_grid_line", &bound_parse_grid_line, "line"_a, "max_steps"_a);
   m.def(
       "first_bad_word",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from contextlib import ExitStack
@@ -31,7 +32,9 @@ class ArrayStream:
         self.shape, fortran_order, self.dtype = self._read_header()
         if self.dtype.hasobject:
             raise self.fault("holds Python objects, not numbers")
-        self._row_size = int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+        if any(size < 0 for size in self.shape):
+            raise self.fault(f"has the impossible shape {list(self.shape)}")
+        self._row_size = math.prod(self.shape[1:]) * self.dtype.itemsize
         self.num_taken = 0
         self._whole: npt.NDArray[Any] | None = None
         if fortran_order and len(self.shape) > 1:
@@ -48,9 +51,9 @@ class ArrayStream:
         return int(self.shape[0]) if self.shape else 0
 
     @property
-    def row_size(self) -> int:
-        """Bytes of one row."""
-        return self._row_size
+    def fraction_taken(self) -> float:
+        """How much of it was taken, 0 to 1."""
+        return self.num_taken / self.num_rows if self.num_rows else 1.0
 
     def take(self, num_rows: int) -> npt.NDArray[Any]:
         """The next rows, at most ``num_rows``; fewer at the end."""

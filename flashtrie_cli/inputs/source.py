@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import queue
+import re
 import stat
 import threading
 import zlib
@@ -23,7 +24,8 @@ NPY_MAGIC = b"\x93NUMPY"
 RAW_BLOCK_SIZE = 1 << 20
 # A piece of a Zstandard file this small bounds what one call can unpack, whatever the ratio.
 ZSTD_PIECE_SIZE = 1 << 15
-_OTHER_FORMATS = {b"\xfd7zXZ\x00": "xz", b"BZh": "bzip2"}
+# Whole magics: a line of text may well begin with BZh.
+_OTHER_FORMATS = {rb"\xfd7zXZ\x00": "xz", rb"BZh[1-9]1AY&SY": "bzip2"}
 
 
 @dataclass
@@ -79,7 +81,7 @@ class RawReader:
     def read(self, size: int) -> bytes:
         """Up to ``size`` bytes, fewer from a pipe; b"" at the end."""
         if self._pushed_back:
-            data, self._pushed_back = self._pushed_back, b""
+            data, self._pushed_back = self._pushed_back[:size], self._pushed_back[size:]
             return data
         try:
             data = self._file.read(size) or b""
@@ -108,9 +110,9 @@ def new_digest() -> Any:
 
 def read_chunks(raw: RawReader, chunk_size: int) -> Iterator[bytes]:
     """The decompressed bytes of a file in pieces of about ``chunk_size``, whatever its compression."""
-    head = raw.peek(6)
+    head = raw.peek(10)
     for magic, name in _OTHER_FORMATS.items():
-        if head.startswith(magic):
+        if re.match(magic, head):
             raise InputError(
                 f"is compressed with {name}, which is not read",
                 file=raw.path,
@@ -255,3 +257,4 @@ def prefetched(chunks: Callable[[], Iterator[bytes]], depth: int = 2) -> Iterato
             yield item
     finally:
         stop.set()
+        thread.join(0.3)  # so that it is done with the file, unless it waits for a pipe

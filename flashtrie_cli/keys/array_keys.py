@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,11 @@ BATCH_KEYS = 1 << 18
 
 
 def array_batches(
-    path: str, *, batch_tokens: int = BATCH_TOKENS, batch_keys: int = BATCH_KEYS
+    path: str,
+    *,
+    batch_tokens: int = BATCH_TOKENS,
+    batch_keys: int = BATCH_KEYS,
+    on_fraction: Callable[[float], None] = lambda fraction: None,
 ) -> Iterator[KeyBatch]:
     """Batches of bounded size from one file.
 
@@ -50,6 +54,7 @@ def array_batches(
             taken = None
             if values is not None:
                 taken, is_float = _as_values(values, values.take(count), row, is_float)
+            on_fraction(tokens.fraction_taken)
             yield KeyBatch(flat, bounds, taken, np.arange(row, row + count, dtype=np.int64), path)
             row += count
 

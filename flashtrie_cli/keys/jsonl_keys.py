@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from flashtrie_cli.errors import InputError
 from flashtrie_cli.inputs.lines import shown
+from flashtrie_cli.inputs.native import native
 from flashtrie_cli.keys.batch import MAX_DEPTH, MAX_TOKEN, UNKNOWN_TOKEN
-from flashtrie_cli.keys.parsing import ParsedLines
+from flashtrie_cli.keys.parsing import ParsedLines, as_bytes_array
 from flashtrie_cli.keys.tokenizers import HuggingFaceTokenizer, Tokenizer
 from flashtrie_cli.keys.vocabulary import FrozenVocabulary, WordVocabulary
 
@@ -49,7 +50,26 @@ class JsonlParser:
         self._float_values = False
 
     def parse(self, block: bytes, source: str, first_line: int) -> ParsedLines:
-        """Keys of whole lines. Raises InputError with file and line."""
+        """Keys of whole lines. Raises InputError with file and line.
+
+        The extension takes the lines at the front that need no tokenizer, Python the first other one and all
+        behind it.
+        """
+        module = native()
+        if module is None or isinstance(self._tokenizer, WordVocabulary):
+            return self._parse_any(block, source, first_line)
+        state = {None: 0, True: 1, False: 2}[self._has_values]
+        answer, state, size = module.parse_jsonl_keys(
+            as_bytes_array(block), first_line, state, self._float_values
+        )
+        front = ParsedLines(*answer)
+        self._has_values = {0: None, 1: True, 2: False}[state]
+        self._float_values = front.values is not None and front.values.dtype.kind == "f"
+        if size == len(block):
+            return front
+        return _joined(front, self._parse_any(block[size:], source, first_line + front.num_lines))
+
+    def _parse_any(self, block: bytes, source: str, first_line: int) -> ParsedLines:
         keys: list[list[int] | str] = []
         lines: list[int] = []
         values: list[int | float] = []
@@ -225,3 +245,18 @@ def _checked_value(value: Any) -> int | float:
     elif type(value) is float and math.isfinite(value):
         return value
     raise _BadLine(f"value {shown(json.dumps(value))[1:-1]} is not a finite number")
+
+
+def _joined(front: ParsedLines, back: ParsedLines) -> ParsedLines:
+    """Both as one; numpy makes the values of both floats where one of them has floats."""
+    values = back.values
+    if front.values is not None and values is not None:
+        values = np.concatenate([front.values, values])
+    return ParsedLines(
+        np.concatenate([front.tokens, back.tokens]),
+        np.concatenate([front.offsets, back.offsets[1:] + front.offsets[-1]]),
+        np.concatenate([front.lines, back.lines]),
+        values,
+        front.num_lines + back.num_lines,
+        front.num_empty + back.num_empty,
+    )

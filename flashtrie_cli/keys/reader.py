@@ -138,7 +138,11 @@ class KeyReader:
     def _read_arrays(self, path: str) -> Iterator[KeyBatch]:
         size = file_size(path) or 0
         before = self.stats.num_bytes_read
-        for batch in array_batches(path):
+
+        def note(fraction: float) -> None:
+            self.stats.num_bytes_read = before + round(size * fraction)
+
+        for batch in array_batches(path, on_fraction=note):
             self.stats.num_lines += batch.num_keys
             self.stats.num_text_bytes += batch.tokens.nbytes
             yield batch

@@ -226,6 +226,36 @@ def test_reader_counts(tmp_path: Path) -> None:
     assert len(reader.source_digest) == 64
 
 
+def test_bytes_read_grow_with_the_batches(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, tokens=np.zeros((1 << 19, 4), dtype=np.uint8))
+    reader = KeyReader([str(path)], kind="npz")
+    seen = [reader.stats.num_bytes_read / path.stat().st_size for _ in reader]
+    assert seen == [0.5, 1.0]
+
+
+def header(shape: str) -> bytes:
+    text = f"{{'descr': '<i4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ("(-3, 2)", "impossible shape"),
+        ("(2, -1)", "impossible shape"),
+        (f"(2, {2**40}, {2**40})", "needs two dimensions"),
+        (f"({2**62}, {2**62})", "truncated"),
+        (f"({2**40}, 1)", "truncated"),
+        ("(1.5,)", "is not a numpy array"),
+    ],
+)
+def test_lying_headers(tmp_path: Path, shape: str, message: str) -> None:
+    path = tmp_path / "x.npy"
+    path.write_bytes(header(shape) + bytes(64))
+    assert message in error_of(path)
+
+
 def test_array_file_names(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", a=np.arange(3), b=np.arange(4))
     with ArrayFile(str(tmp_path / "x.npz")) as file:

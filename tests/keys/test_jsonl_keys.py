@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashtrie_cli.errors import InputError
+from flashtrie_cli.inputs.native import native
 from flashtrie_cli.keys.jsonl_keys import JsonlParser
 from flashtrie_cli.keys.reader import KeyReader
 from flashtrie_cli.keys.vocabulary import FrozenVocabulary, WordVocabulary
@@ -174,3 +175,95 @@ def test_any_mix(keys: list) -> None:
     parsed = parse(*keys, tokenizer=vocabulary)
     assert keys_of(parsed) == kept
     assert parsed.num_empty == len(keys) - len(kept)
+
+
+PIECES = [
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    ":",
+    '"tokens"',
+    '"value"',
+    '"x"',
+    "1",
+    "-1",
+    "-0",
+    "01",
+    "1.5",
+    "1e2",
+    "1e999",
+]
+PIECES += [
+    "2147483647",
+    "2147483648",
+    str(2**64 - 1),
+    str(2**64),
+    "9" * 19,
+    "-" + "9" * 400,
+    "null",
+    "true",
+    "NaN",
+]
+PIECES += ['"é"', '"\\u00e9"', '"\\x"', '"\\', "\t", " ", "\x0b", '"\ud800"', "-", "1.", "[]", "[[]]"]
+MEMBERS = {
+    "tokens": st.lists(st.integers(0, 2**31 - 1), max_size=3),
+    "value": st.sampled_from([0, 7, 2**64 - 1, -3, 0.5, -1e-7, 1e300]),
+    "text": st.sampled_from(["a b", "é", "", 'say "x"', "\n"]),
+    "key_id": st.integers(0, 9),
+    "other": st.sampled_from([None, True, False, [1], {}, 10**30]),
+}
+
+
+@st.composite
+def json_lines(draw) -> bytes:
+    """Lines of the usual forms, some with other members, some then spoilt."""
+    if draw(st.booleans()):
+        line = json.dumps(draw(MEMBERS["tokens"]))
+    else:
+        names = draw(st.lists(st.sampled_from(["tokens", "tokens", "value", *MEMBERS]), unique=True))
+        line = json.dumps({name: draw(MEMBERS[name]) for name in names}, ensure_ascii=draw(st.booleans()))
+    for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
+        at = draw(st.integers(0, len(line)))
+        line = line[:at] + draw(st.sampled_from(PIECES)) + line[at + draw(st.integers(0, 3)) :]
+    return line.encode("utf-8", "surrogatepass")
+
+
+def outcome(blocks: list[bytes]) -> list | str:
+    parser, number, found = JsonlParser(None), 1, []
+    try:
+        for block in blocks:
+            parsed = parser.parse(block, "x", number)
+            number += parsed.num_lines
+            values = None if parsed.values is None else (parsed.values.dtype.kind, parsed.values.tolist())
+            found.append([keys_of(parsed), parsed.lines.tolist(), values, parsed.num_lines, parsed.num_empty])
+    except InputError as error:
+        return str(error)
+    return found
+
+
+@pytest.mark.skipif(native() is None, reason="the extension is not built")
+@given(
+    st.lists(st.lists(json_lines() | st.sampled_from([b"", b" \r"]), max_size=4).map(b"\n".join), max_size=3)
+)
+@settings(max_examples=600, deadline=None)
+def test_native_equals_python(blocks: list[bytes]) -> None:
+    expected = outcome(blocks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flashtrie_cli.keys.jsonl_keys.native", lambda: None)
+        assert outcome(blocks) == expected
+
+
+@pytest.mark.skipif(native() is None, reason="the extension is not built")
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[1, 2]",
+        b" [ ] \r",
+        b'{"tokens": [3], "value": 5}',
+        '{"schema": "s/1", "key_id": 3, "tokens": [4], "text": "é \\n", "value": -1.5e3, "x": 0}'.encode(),
+    ],
+)
+def test_the_usual_lines_are_native(line: bytes) -> None:
+    assert native().parse_jsonl_keys(np.frombuffer(line, np.uint8), 1, 0, False)[2] == len(line)

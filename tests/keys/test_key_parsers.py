@@ -142,7 +142,7 @@ FORMATS = st.builds(LineFormat, st.integers(1, 1 << 40), st.sampled_from([0, 0, 
 
 @needs_native
 @given(joined(ID_PIECES) | st.binary(max_size=60), FORMATS)
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @example(b"1 2 3\n4\n", LineFormat())
 @example(b"12345678 12345678 12345678\n", LineFormat())
 def test_ids_native_equals_python(block: bytes, form: LineFormat) -> None:
@@ -151,7 +151,7 @@ def test_ids_native_equals_python(block: bytes, form: LineFormat) -> None:
 
 @needs_native
 @given(joined(WORD_PIECES) | joined(WORD_PIECES + WORD_FAULTS) | st.binary(max_size=60), FORMATS)
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 def test_words_native_equals_python(block: bytes, form: LineFormat) -> None:
     answers = []
     for table in (native().WordTable(), python_words()):
@@ -175,7 +175,7 @@ def test_words_native_equals_python(block: bytes, form: LineFormat) -> None:
     st.sampled_from([1, 2]),
     st.booleans(),
 )
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_values_native_equals_python(rows: list[tuple[bytes, bytes]], column: int, floats: bool) -> None:
     ordered = [(key, value) if column == 2 else (value, key) for key, value in rows]
     block = b"\n".join(b"\t".join(row) for row in ordered)

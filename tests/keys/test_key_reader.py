@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import hashlib
 import os
@@ -258,6 +259,10 @@ class TestText:
         assert "--input npz" in error_of([tmp_path / "x.npz"])
         path.write_bytes(b"\xfd7zXZ\x00....")
         assert "compressed with xz" in error_of([path])
+        path.write_bytes(bz2.compress(b"1\n"))
+        assert "compressed with bzip2" in error_of([path])
+        path.write_bytes(b"BZhang wei\n")
+        assert words_of(path) == [[b"BZhang", b"wei"]]
 
     @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=30))
     @settings(max_examples=300, deadline=None)

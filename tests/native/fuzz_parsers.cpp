@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "host/parse_grid.hpp"
+#include "host/parse_jsonl.hpp"
 #include "host/parse_words.hpp"
 
 using namespace flashtrie;
@@ -76,6 +77,16 @@ std::string spoilt_grid() {
   return below(8) == 0 ? line.substr(0, below(line.size() + 1)) : line;
 }
 
+std::string spoilt_keys() {
+  std::string text;
+  for (size_t n = below(4); n > 0; --n) {
+    std::string line = below(2) == 0 ? "[1, 2147483647, 3]" : R"({"tokens": [7, 70000], "text": "\u00e9 \"", "value": -1.5})";
+    if (below(2) == 0) line.replace(below(line.size()), below(4), kGrid[below(kGrid.size())]);
+    text += line + (below(4) == 0 ? "\r\n" : "\n");
+  }
+  return below(4) == 0 ? text.substr(0, below(text.size() + 1)) : text;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -96,6 +107,14 @@ int main(int argc, char** argv) {
     GridLine line;
     num_grids += parse_grid_line(grid, 1 + below(3), line);
     CHECK(line.tokens.size() == line.logprobs.size());
+    const Exact keys(spoilt_keys());
+    ParsedLines parsed_keys;
+    JsonValues values = JsonValues::unknown;
+    CHECK(parse_jsonl_keys(keys, 1, values, false, parsed_keys) <= std::string_view(keys).size());
+    CHECK(parsed_keys.offsets.size() == parsed_keys.lines.size() + 1);
+    CHECK(parsed_keys.offsets[parsed_keys.lines.size()] == static_cast<int64_t>(parsed_keys.tokens.size()));
+    const size_t num_values = parsed_keys.has_floats ? parsed_keys.float_values.size() : parsed_keys.int_values.size();
+    CHECK(num_values == (values == JsonValues::present ? parsed_keys.lines.size() : 0));
   }
   const std::vector<uint32_t> order = table.sorted_ids();
   for (size_t i = 0; i + 1 < order.size(); ++i) CHECK(table.word(order[i]) < table.word(order[i + 1]));

@@ -442,7 +442,7 @@ def grid_lines(draw) -> str:
 
 @pytest.mark.skipif(native() is None, reason="the extension is not built")
 @given(grid_lines(), st.none() | st.integers(1, 2))
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 def test_native_lines_equal_python(line: str, steps: int | None) -> None:
     """The native parser gives what Python gives, or leaves the line to it."""
     usual = native().parse_grid_line(np.frombuffer(line.encode() or b" ", np.uint8), steps or 99)
