@@ -1,41 +1,15 @@
 #include "draft.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <deque>
-#include <exception>
-#include <mutex>
-#include <thread>
+#include <vector>
 
 #include "draft_scan.hpp"
 #include "draft_tree.hpp"
+#include "threads.hpp"
 
 namespace flashtrie {
 namespace {
-
-// Call `work(make(), i)` for every i below count, on up to num_threads threads; the first exception comes back.
-template <typename Make, typename Work>
-void parallel_for(int64_t count, int num_threads, Make&& make, Work&& work) {
-  std::atomic<int64_t> next{0};
-  std::exception_ptr failure;
-  std::mutex failure_lock;
-  const auto run = [&] {
-    try {
-      auto scratch = make();
-      for (int64_t i; (i = next.fetch_add(1)) < count;) work(scratch, i);
-    } catch (...) {
-      const std::lock_guard<std::mutex> guard(failure_lock);
-      if (!failure) failure = std::current_exception();
-      next = count;
-    }
-  };
-  std::vector<std::thread> helpers;
-  const int64_t num_helpers = std::min<int64_t>(num_threads, count) - 1;
-  for (int64_t i = 0; i < num_helpers; ++i) helpers.emplace_back(run);
-  run();
-  for (std::thread& helper : helpers) helper.join();
-  if (failure) std::rethrow_exception(failure);
-}
 
 size_t logit_bytes(LogitType type) { return type == kFloat32 ? 4 : 2; }
 
@@ -71,15 +45,18 @@ class Build {
       : sizes_(sizes), inputs_(inputs), constraint_(constraint), outputs_(outputs) {}
 
   void run(int num_threads) {
-    const int64_t depths = sizes_.num_depths();
-    const auto make = [&] { return Scratch{LogitScan(sizes_.top_k), DraftTree(sizes_), {}, {}}; };
-    rows_.resize(static_cast<size_t>(sizes_.batch_size * depths));
+    num_threads = std::max(num_threads, 1);
+    std::vector<Scratch> scratch;
+    for (int i = 0; i < num_threads; ++i) scratch.push_back({{}, DraftTree(sizes_), {}, {}});
+    rows_.resize(static_cast<size_t>(sizes_.batch_size * sizes_.num_depths()));
     if (!constraint_) candidates_.resize(rows_.size() * static_cast<size_t>(sizes_.top_k));
     if (!constraint_ || !constraint_->renormalise)
-      parallel_for(static_cast<int64_t>(rows_.size()), num_threads, make,
-                   [&](Scratch& scratch, int64_t row) { scan_row(scratch, row); });
-    parallel_for(sizes_.batch_size, num_threads, make,
-                 [&](Scratch& scratch, int64_t batch) { grow(scratch, batch); });
+      parallel_for(rows_.size(), 1, num_threads, [&](int worker, uint64_t row, uint64_t) {
+        scan_row(scratch[static_cast<size_t>(worker)], static_cast<int64_t>(row));
+      });
+    parallel_for(static_cast<uint64_t>(sizes_.batch_size), 1, num_threads, [&](int worker, uint64_t batch, uint64_t) {
+      grow(scratch[static_cast<size_t>(worker)], static_cast<int64_t>(batch));
+    });
   }
 
  private:
@@ -88,7 +65,7 @@ class Build {
   void scan_row(Scratch& scratch, int64_t row) {
     const int64_t depths = sizes_.num_depths();
     LogitScan& scan = scratch.scan;
-    scan.clear();
+    scan.clear(constraint_ ? 0 : sizes_.top_k);
     scan.feed_raw(row_at(sizes_, inputs_.logits, row / depths, row % depths), sizes_.vocab_size, type());
     RowFacts facts{scan.log_sum_exp(), scan.is_bad(), 0};
     if (!constraint_ && !facts.is_bad) {
@@ -135,7 +112,7 @@ class Build {
       scratch.values.push_back(logit_at(row, type(), token));
     }
     LogitScan& scan = scratch.scan;
-    scan.clear();
+    scan.clear(sizes_.top_k);
     scan.feed(scratch.values.data(), static_cast<int64_t>(scratch.values.size()));
     if (scan.is_bad()) {
       is_bad = true;

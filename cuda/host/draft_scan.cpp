@@ -9,7 +9,19 @@ namespace flashtrie {
 namespace {
 
 constexpr int kBlock = 1024;  // values a step; 4 KB of floats stay in the first-level cache
-constexpr int kLanes = 16;    // independent partial sums: the result doesn't depend on the vector width
+constexpr int kLanes = 16;    // independent partial sums, so that results don't depend on the instruction set
+constexpr float kInfinity = __builtin_inff();
+
+// One register of floats and its integers. Each loop below is compiled for two widths (see Loops); wider vectors
+// than the registers would be taken apart into scalars.
+template <int kBytes>
+struct Register {
+  typedef float Floats __attribute__((vector_size(kBytes)));
+  typedef int32_t Ints __attribute__((vector_size(kBytes)));
+  static constexpr int kWidth = kBytes / 4;
+  static constexpr int kPerStep = kLanes / kWidth;
+};
+#define FT_BODY inline __attribute__((always_inline))
 
 struct BlockFacts {
   float peak;
@@ -17,86 +29,85 @@ struct BlockFacts {
   int32_t num_bad;
 };
 
-// The loops below are written for the compiler's vectoriser and compiled once for each instruction set.
-#define FT_BODY inline __attribute__((always_inline))
-
-FT_BODY BlockFacts look_body(const float* values, int count) {
-  float peaks[kLanes];
-  int32_t finite[kLanes] = {}, bad[kLanes] = {};
-  for (int lane = 0; lane < kLanes; ++lane) peaks[lane] = -__builtin_inff();
+template <typename R>
+FT_BODY void look_body(const float* values, int count, BlockFacts& facts) {
+  typename R::Floats peaks[R::kPerStep], x;
+  typename R::Ints finite[R::kPerStep] = {}, good[R::kPerStep] = {};  // a true lane counts as -1
+  for (auto& peak : peaks) peak = typename R::Floats{} - kInfinity;
   for (int i = 0; i < count; i += kLanes)
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const float x = values[i + lane];
-      peaks[lane] = x > peaks[lane] ? x : peaks[lane];
-      bad[lane] += x < __builtin_inff() ? 0 : 1;
-      finite[lane] += x > -__builtin_inff() ? 1 : 0;
+    for (int part = 0; part < R::kPerStep; ++part) {
+      memcpy(&x, values + i + part * R::kWidth, sizeof x);
+      peaks[part] = x > peaks[part] ? x : peaks[part];
+      good[part] += x < kInfinity;
+      finite[part] += x > -kInfinity;
     }
-  BlockFacts facts{-__builtin_inff(), 0, 0};
+  facts = {-kInfinity, 0, count};
   for (int lane = 0; lane < kLanes; ++lane) {
-    facts.peak = std::max(facts.peak, peaks[lane]);
-    facts.num_finite += finite[lane];
-    facts.num_bad += bad[lane];
+    facts.peak = std::max(facts.peak, peaks[lane / R::kWidth][lane % R::kWidth]);
+    facts.num_finite -= finite[lane / R::kWidth][lane % R::kWidth];
+    facts.num_bad += good[lane / R::kWidth][lane % R::kWidth];
   }
-  return facts;
 }
 
 // exp(x) for x <= 0 to about one unit in the last place; anything below 2^-126 counts as 2^-126.
-FT_BODY float exp_body(float x) {
-  const float t = std::max(x * 1.44269504f, -126.0f);
-  const float shifted = t + 12582912.0f;  // 1.5 * 2^23: the integer lands in the low bits, rounded to nearest
-  const float f = t - (shifted - 12582912.0f);
-  float p = 1.54035304e-4f;
-  p = p * f + 1.33335581e-3f;
+template <typename R>
+FT_BODY void exp_body(typename R::Floats& x) {
+  using Floats = typename R::Floats;
+  using Ints = typename R::Ints;
+  Floats t = x * 1.44269504f;
+  t = t > -126.0f ? t : Floats{} - 126.0f;
+  const Floats shifted = t + 12582912.0f;  // 1.5 * 2^23: the integer lands in the low bits, rounded to nearest
+  const Floats f = t - (shifted - 12582912.0f);
+  Floats p = f * 1.54035304e-4f + 1.33335581e-3f;
   p = p * f + 9.61812911e-3f;
   p = p * f + 5.55041087e-2f;
   p = p * f + 2.40226507e-1f;
   p = p * f + 6.93147181e-1f;
   p = p * f + 1.0f;
-  uint32_t bits, scale;
-  memcpy(&bits, &shifted, 4);
-  memcpy(&scale, &p, 4);
-  scale += bits << 23;
-  memcpy(&p, &scale, 4);
-  return p;
+  x = (Floats)((Ints)p + ((Ints)shifted << 23));
 }
 
+template <typename R>
 FT_BODY double sum_body(const float* values, int count, float peak) {
-  float sums[kLanes] = {};
+  typename R::Floats sums[R::kPerStep] = {}, x;
   for (int i = 0; i < count; i += kLanes)
-    for (int lane = 0; lane < kLanes; ++lane) sums[lane] += exp_body(values[i + lane] - peak);
+    for (int part = 0; part < R::kPerStep; ++part) {
+      memcpy(&x, values + i + part * R::kWidth, sizeof x);
+      x -= peak;
+      exp_body<R>(x);
+      sums[part] += x;
+    }
   double sum = 0;
-  for (float part : sums) sum += part;
+  for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane / R::kWidth][lane % R::kWidth];
   return sum;
 }
 
 FT_BODY void widen_half_body(const uint16_t* raw, int count, float* values) {
   for (int i = 0; i < count; ++i) {
     const uint32_t h = raw[i];
-    uint32_t bits = (h & 0x7fff) << 13;
-    float magnitude;
-    memcpy(&magnitude, &bits, 4);
-    magnitude *= 5.192296858534828e33f;  // 2^112 moves the exponent; subnormals come out right
-    memcpy(&bits, &magnitude, 4);
-    bits = (h & 0x7c00) == 0x7c00 ? ((h & 0x7fff) << 13) | 0x7f800000u : bits;
-    bits |= (h & 0x8000) << 16;
-    memcpy(values + i, &bits, 4);
+    const uint32_t shifted = (h & 0x7fff) << 13;
+    // 2^112 moves the exponent, and subnormals come out right; infinity and NaN keep theirs.
+    const uint32_t scaled = float_bits(bits_float(shifted) * 5.192296858534828e33f);
+    const uint32_t special = shifted | 0x7f800000u;
+    const uint32_t is_special = 0u - static_cast<uint32_t>(shifted >= 0x0f800000u);
+    values[i] = bits_float((special & is_special) | (scaled & ~is_special) | (h & 0x8000) << 16);
   }
 }
 
 struct Loops {
-  BlockFacts (*look)(const float*, int);
+  void (*look)(const float*, int, BlockFacts&);
   double (*sum)(const float*, int, float);
   void (*widen_half)(const uint16_t*, int, float*);
 };
 
-BlockFacts look(const float* v, int n) { return look_body(v, n); }
-double sum(const float* v, int n, float peak) { return sum_body(v, n, peak); }
+void look(const float* v, int n, BlockFacts& facts) { look_body<Register<16>>(v, n, facts); }
+double sum(const float* v, int n, float peak) { return sum_body<Register<16>>(v, n, peak); }
 void widen_half(const uint16_t* raw, int n, float* v) { widen_half_body(raw, n, v); }
 
 #if defined(__x86_64__)
 #define FT_AVX2 __attribute__((target("avx2")))
-FT_AVX2 BlockFacts look_avx2(const float* v, int n) { return look_body(v, n); }
-FT_AVX2 double sum_avx2(const float* v, int n, float peak) { return sum_body(v, n, peak); }
+FT_AVX2 void look_avx2(const float* v, int n, BlockFacts& facts) { look_body<Register<32>>(v, n, facts); }
+FT_AVX2 double sum_avx2(const float* v, int n, float peak) { return sum_body<Register<32>>(v, n, peak); }
 FT_AVX2 void widen_half_avx2(const uint16_t* raw, int n, float* v) { widen_half_body(raw, n, v); }
 #endif
 
@@ -118,11 +129,12 @@ float widen(uint16_t raw, LogitType type) {
   return value;
 }
 
-void LogitScan::clear() {
+void LogitScan::clear(int32_t top_k) {
+  top_k_ = top_k;
   is_bad_ = false;
   num_finite_ = 0;
   num_fed_ = 0;
-  peak_ = -__builtin_inff();
+  peak_ = -kInfinity;
   sum_ = 0;
   heap_.clear();
 }
@@ -135,12 +147,13 @@ void LogitScan::feed(const float* values, int64_t count) {
     if (block >= kLanes) {
       block -= block % kLanes;
     } else {  // the last few, padded with values that count for nothing
-      std::fill(tail, tail + kLanes, -__builtin_inff());
+      std::fill(tail, tail + kLanes, -kInfinity);
       std::copy(run, run + block, tail);
       run = tail;
     }
     const int padded = std::max(block, kLanes);
-    const BlockFacts facts = kLoops.look(run, padded);
+    BlockFacts facts;
+    kLoops.look(run, padded, facts);
     is_bad_ |= facts.num_bad > 0;
     num_finite_ += static_cast<uint32_t>(facts.num_finite);
     if (facts.num_finite > 0 && !is_bad_) {
@@ -149,8 +162,8 @@ void LogitScan::feed(const float* values, int64_t count) {
         peak_ = facts.peak;
       }
       sum_ += kLoops.sum(run, padded, peak_);
-      const bool full = heap_.size() == static_cast<size_t>(top_k_);
-      if (!full || facts.peak > key_score(heap_.front())) keep_best(run, block);
+      const bool is_full = heap_.size() == static_cast<size_t>(top_k_);
+      if (top_k_ > 0 && (!is_full || facts.peak > key_score(heap_.front()))) keep_best(run, block);
     }
     at += block;
     num_fed_ += block;
@@ -173,10 +186,9 @@ void LogitScan::feed_raw(const void* logits, int64_t count, LogitType type) {
 }
 
 void LogitScan::keep_best(const float* values, int64_t count) {
-  if (top_k_ == 0) return;
   const auto worst_on_top = std::greater<uint64_t>();
   for (int64_t i = 0; i < count; ++i) {
-    if (!(values[i] > -__builtin_inff())) continue;
+    if (!(values[i] > -kInfinity)) continue;
     const uint64_t key = rank_key(values[i], static_cast<uint32_t>(num_fed_ + i));
     if (heap_.size() == static_cast<size_t>(top_k_)) {
       if (key < heap_.front()) continue;
@@ -190,7 +202,7 @@ void LogitScan::keep_best(const float* values, int64_t count) {
 }
 
 float LogitScan::log_sum_exp() const {
-  return num_finite_ == 0 ? -__builtin_inff() : static_cast<float>(peak_ + std::log(sum_));
+  return num_finite_ == 0 ? -kInfinity : static_cast<float>(peak_ + std::log(sum_));
 }
 
 const std::vector<ScannedValue>& LogitScan::take_best() {

@@ -18,9 +18,7 @@ float widen(uint16_t raw, LogitType type);
 // Feed values in ascending order of token id; positions count from 0 over all that was fed.
 class LogitScan {
  public:
-  explicit LogitScan(int32_t top_k) : top_k_(top_k) {}
-
-  void clear();
+  void clear(int32_t top_k);
   void feed(const float* values, int64_t count);
   void feed_raw(const void* logits, int64_t count, LogitType type);
 
@@ -35,7 +33,7 @@ class LogitScan {
  private:
   void keep_best(const float* values, int64_t count);
 
-  int32_t top_k_;
+  int32_t top_k_ = 0;
   bool is_bad_ = false;
   uint32_t num_finite_ = 0;
   int64_t num_fed_ = 0;

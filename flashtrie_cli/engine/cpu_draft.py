@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from flashtrie_cli.engine.draft_plan import LOGIT_TYPES, DraftConstraint, DraftInputs, DraftPlan, DraftTrees
@@ -32,21 +34,22 @@ def build(plan: DraftPlan, inputs: DraftInputs, out: DraftTrees, threads: int) -
         self_padding=plan.self_padding,
         logit_type=LOGIT_TYPES[plan.logit_type],
     )
-    constraint = inputs.constraint
+    num_threads = threads or len(os.sched_getaffinity(0))
+    roots, bases, constraint = inputs.roots, inputs.base_lengths, inputs.constraint
     if constraint is None:
         _native.build_draft_trees(
-            sizes, logits, inputs.roots, inputs.base_lengths, inputs.vocab_map, outputs, threads
+            sizes, logits, roots, bases, vocab_map=inputs.vocab_map, outputs=outputs, num_threads=num_threads
         )
         return
     _native.build_legal_draft_trees(
         sizes,
         logits,
-        inputs.roots,
-        inputs.base_lengths,
-        outputs,
-        threads,
-        constraint.trie,
-        constraint.start_states,
-        constraint.scoring == "renorm",
-        -1 if constraint.end_token is None else constraint.end_token,
+        roots,
+        bases,
+        outputs=outputs,
+        trie=constraint.trie,
+        start_states=constraint.start_states,
+        renormalise=constraint.scoring == "renorm",
+        end_token=-1 if constraint.end_token is None else constraint.end_token,
+        num_threads=num_threads,
     )
