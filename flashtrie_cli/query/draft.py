@@ -10,7 +10,7 @@ the trees that the trie allows.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from flashtrie_cli.engine.draft_plan import (
 )
 from flashtrie_cli.errors import EngineUnavailable, InputError, UsageError
 
+if TYPE_CHECKING:
+    from flashtrie_cli.engine.cuda_draft import PreparedDraft
+
 __all__ = [
     "NO_STATE",
     "STATUS_BAD_ROW",
@@ -38,6 +41,7 @@ __all__ = [
     "DraftTrees",
     "build_draft_trees",
     "draft_workspace_size",
+    "prepare_draft_trees",
 ]
 
 MAX_NUM_NODES = 4096
@@ -113,6 +117,34 @@ def build_draft_trees(
     from flashtrie_cli.engine import cuda_draft
 
     return cuda_draft.build(plan, inputs, out, workspace, stream)
+
+
+def prepare_draft_trees(
+    logits: Any,
+    roots: Any,
+    base_lengths: Any,
+    num_nodes: int,
+    top_k: int,
+    *,
+    first_row: int = 1,
+    vocab_map: Any = None,
+    padding: str = "zero",
+    logit_type: str | None = None,
+    out: DraftTrees | None = None,
+    workspace: Any = None,
+) -> PreparedDraft:
+    """Check device buffers once and return what builds from them as often as it is called.
+
+    Arguments as in `build_draft_trees`. ``prepared(stream)`` queues one build of whatever the buffers then
+    hold, which costs a single driver call, and returns ``prepared.trees``. In a CUDA graph, capture a call;
+    the buffers, the outputs and the workspace must outlive the graph.
+    """
+    _check_options(num_nodes, first_row, padding, "global", "cuda")
+    plan = _plan(logits, num_nodes, top_k, first_row, padding, logit_type)
+    _check_cuda_limits(plan)
+    from flashtrie_cli.engine import cuda_draft
+
+    return cuda_draft.PreparedDraft(plan, DraftInputs(logits, roots, base_lengths, vocab_map), out, workspace)
 
 
 def draft_workspace_size(
