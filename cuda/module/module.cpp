@@ -9,4 +9,5 @@ NB_MODULE(_native, m) {
   flashtrie::bind_search(m);
   flashtrie::bind_baselines(m);
   flashtrie::bind_parse(m);
+  flashtrie::bind_draft(m);
 }

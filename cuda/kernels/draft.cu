@@ -1,0 +1,455 @@
+// Draft trees in one launch.
+//
+// Every block reads one chunk of one row of logits once, 16 bytes a load and all of them in flight together, keeps it in
+// registers, and leaves the chunk's top_k values and its sum of exponentials in the workspace. The block that comes last
+// for a batch row merges the chunks, grows the tree in one warp and writes all outputs.
+//
+// Reads a batch row: (block - 1) * V logits once; the workspace of its chunks, 8 top_k + 8 bytes a chunk, from L2.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <float.h>
+
+#include "../flashtrie/draft_block.cuh"
+
+namespace flashtrie {
+
+#ifndef FT_DRAFT_BLOCKS
+#define FT_DRAFT_BLOCKS 4
+#endif
+constexpr int kThreadLogits = 32;                            // of a chunk, in registers
+constexpr int kChunkLogits = kThreadLogits * kDraftThreads;  // of a block: 8,192, whatever their type
+constexpr int kListCapacity = 512;                           // values that reach the bound; 22 on average for top_k 8
+
+struct DraftParams {
+  DraftSizes sizes;
+  DraftOutputs out;
+  const void* logits;
+  const int32_t* roots;
+  const int32_t* base_lengths;
+  const int32_t* vocab_map;
+  uint64_t* chunk_keys;  // [B, depths, chunks, top_k] rank keys (logit, id), descending; 0: none
+  ExpSum* chunk_sums;    // [B, depths, chunks]
+  uint32_t* tickets;     // [B], zero before and after every launch
+  int32_t num_chunks;    // of a row
+};
+
+struct Bfloat16 {
+  uint16_t bits;
+};
+
+__device__ __forceinline__ uint32_t word_of(const uint4& raw, int i) {
+  return i == 0 ? raw.x : i == 1 ? raw.y : i == 2 ? raw.z : raw.w;
+}
+
+// 16 bytes of logits of type T: each as float32, and the largest of them, which passes over NaN.
+template <typename T>
+struct Pack;
+
+template <>
+struct Pack<float> {
+  static constexpr int kCount = 4, kLoads = kThreadLogits / kCount;
+  static constexpr uint32_t kMinusInfinity = 0xff800000u;
+  __device__ static float get(const uint4& raw, int i) { return __uint_as_float(word_of(raw, i)); }
+  __device__ static float peak(const uint4& raw) {
+    return fmaxf(fmaxf(get(raw, 0), get(raw, 1)), fmaxf(get(raw, 2), get(raw, 3)));
+  }
+};
+
+template <>
+struct Pack<Bfloat16> {
+  static constexpr int kCount = 8, kLoads = kThreadLogits / kCount;
+  static constexpr uint32_t kMinusInfinity = 0xff80ff80u;
+  __device__ static float get(const uint4& raw, int i) {
+    const uint32_t word = word_of(raw, i / 2);
+    return __uint_as_float(i % 2 ? word & 0xffff0000u : word << 16);
+  }
+  __device__ static float peak(const uint4& raw) {
+#if __CUDA_ARCH__ >= 800
+    const __nv_bfloat162 pair = __hmax2(__hmax2(pair_of(raw.x), pair_of(raw.y)), __hmax2(pair_of(raw.z), pair_of(raw.w)));
+    return fmaxf(__low2float(pair), __high2float(pair));
+#else
+    float peak = get(raw, 0);
+    for (int i = 1; i < kCount; ++i) peak = fmaxf(peak, get(raw, i));
+    return peak;
+#endif
+  }
+  __device__ static __nv_bfloat162 pair_of(const uint32_t& word) {
+    return reinterpret_cast<const __nv_bfloat162&>(word);
+  }
+};
+
+template <>
+struct Pack<__half> {
+  static constexpr int kCount = 8, kLoads = kThreadLogits / kCount;
+  static constexpr uint32_t kMinusInfinity = 0xfc00fc00u;
+  __device__ static float get(const uint4& raw, int i) {
+    const uint32_t word = word_of(raw, i / 2);
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(i % 2 ? word >> 16 : word & 0xffff)));
+  }
+  __device__ static float peak(const uint4& raw) {
+#if __CUDA_ARCH__ >= 800
+    const __half2 pair = __hmax2(__hmax2(pair_of(raw.x), pair_of(raw.y)), __hmax2(pair_of(raw.z), pair_of(raw.w)));
+    return fmaxf(__low2float(pair), __high2float(pair));
+#else
+    float peak = get(raw, 0);
+    for (int i = 1; i < kCount; ++i) peak = fmaxf(peak, get(raw, i));
+    return peak;
+#endif
+  }
+  __device__ static __half2 pair_of(const uint32_t& word) { return reinterpret_cast<const __half2&>(word); }
+};
+
+// What a thread holds of its chunk: its packs, in ascending order of ids.
+template <typename T>
+struct ChunkPart {
+  static constexpr int kLoads = Pack<T>::kLoads;
+  uint4 packs[kLoads];
+  int first_id;  // id of the first element of the first pack; may be negative
+
+  __device__ int id(int load, int i) const { return first_id + load * kDraftThreads * Pack<T>::kCount + i; }
+};
+
+// Rows start anywhere, 16-byte loads do not: elements before and behind the row count as -inf and are not read.
+template <typename T>
+__device__ __forceinline__ uint4 load_edge(const T* row, int vocab_size, int first) {
+  constexpr int kCount = Pack<T>::kCount;
+  if (first >= 0 && first + kCount <= vocab_size) return __ldcs(reinterpret_cast<const uint4*>(row + first));
+  const uint32_t blank = Pack<T>::kMinusInfinity;
+  uint4 pack = make_uint4(blank, blank, blank, blank);
+  if (first + kCount <= 0 || first >= vocab_size) return pack;
+  T* elements = reinterpret_cast<T*>(&pack);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    if (first + i >= 0 && first + i < vocab_size) elements[i] = row[first + i];
+  return pack;
+}
+
+template <typename T>
+__device__ __forceinline__ ChunkPart<T> load_chunk(const T* row, int vocab_size, int chunk) {
+  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
+  const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % kCount);
+  const int chunk_first = chunk * kChunkLogits - shift;
+  ChunkPart<T> part;
+  part.first_id = chunk_first + static_cast<int>(threadIdx.x) * kCount;
+  if (chunk_first >= 0 && chunk_first + kChunkLogits <= vocab_size) {
+#pragma unroll
+    for (int load = 0; load < kLoads; ++load)
+      part.packs[load] = __ldcs(reinterpret_cast<const uint4*>(row + part.id(load, 0)));
+  } else {
+#pragma unroll
+    for (int load = 0; load < kLoads; ++load) part.packs[load] = load_edge(row, vocab_size, part.id(load, 0));
+  }
+  return part;
+}
+
+struct ScanShared {
+  uint64_t list[kListCapacity];
+  uint32_t warp_bounds[kDraftWarps];
+  uint32_t warp_totals[kDraftWarps];
+  ExpSum warp_sums[kDraftWarps];
+  uint32_t num_listed;
+};
+
+__device__ __forceinline__ uint32_t block_total(ScanShared& shared, uint32_t warp_total, int warp, int lane) {
+  __syncthreads();
+  if (lane == 0) shared.warp_totals[warp] = warp_total;
+  __syncthreads();
+  uint32_t total = 0;
+  for (int i = 0; i < kDraftWarps; ++i) total += shared.warp_totals[i];
+  return total;
+}
+
+// When too many values reach the bound (long ties, or logits mostly masked): the exact top_k-th largest value bit by
+// bit, then those above it in any order, and of its equals the lowest ids. Leaves exactly top_k keys in the list.
+// Reads the chunk once more, so that the usual case need not keep it in memory for this one.
+template <typename T>
+__device__ __noinline__ void list_exactly(const T* row, int vocab_size, int chunk, ScanShared& shared, int top_k) {
+  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const ChunkPart<T> part = load_chunk(row, vocab_size, chunk);
+  uint32_t kth = 0;
+  for (int bit = 31; bit >= 0; --bit) {
+    const uint32_t trial = kth | 1u << bit;
+    uint32_t count = 0;
+#pragma unroll 1
+    for (int load = 0; load < kLoads; ++load)
+      for (int i = 0; i < kCount; ++i) count += ordered_score(Pack<T>::get(part.packs[load], i)) >= trial ? 1 : 0;
+    for (int step = 16; step > 0; step >>= 1) count += __shfl_xor_sync(kWholeWarp, count, step);
+    if (block_total(shared, count, warp, lane) >= static_cast<uint32_t>(top_k)) kth = trial;
+  }
+  if (threadIdx.x == 0) shared.num_listed = 0;
+  __syncthreads();
+#pragma unroll 1
+  for (int load = 0; load < kLoads; ++load)
+    for (int i = 0; i < kCount; ++i) {
+      const float x = Pack<T>::get(part.packs[load], i);
+      if (ordered_score(x) > kth) shared.list[atomicAdd(&shared.num_listed, 1u)] = rank_key(x, part.id(load, i));
+    }
+  __syncthreads();
+  uint32_t next = shared.num_listed;
+#pragma unroll 1
+  for (int load = 0; load < kLoads && next < static_cast<uint32_t>(top_k); ++load) {
+    uint32_t before = 0, total = 0;  // equals in lower lanes; in the warp
+    for (int i = 0; i < kCount; ++i) {
+      const uint32_t votes = __ballot_sync(kWholeWarp, ordered_score(Pack<T>::get(part.packs[load], i)) == kth);
+      before += __popc(votes & lanes_below(lane));
+      total += __popc(votes);
+    }
+    const uint32_t block_equals = block_total(shared, total, warp, lane);
+    uint32_t at = next + before;
+    for (int i = 0; i < warp; ++i) at += shared.warp_totals[i];
+    for (int i = 0; i < kCount; ++i) {
+      const float x = Pack<T>::get(part.packs[load], i);
+      if (ordered_score(x) != kth) continue;
+      if (at < static_cast<uint32_t>(top_k)) shared.list[at] = rank_key(x, part.id(load, i));
+      ++at;
+    }
+    next += block_equals;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) shared.num_listed = static_cast<uint32_t>(top_k);
+  __syncthreads();
+}
+
+// One block: top_k keys and the sum of exponentials of one chunk, into the workspace.
+template <typename T>
+__device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, int chunk, ScanShared& shared, int top_k,
+                                           uint64_t* keys, ExpSum* sum) {
+  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
+  ChunkPart<T> part = load_chunk(row, vocab_size, chunk);
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  float peak = -INFINITY;
+#pragma unroll
+  for (int load = 0; load < kLoads; ++load) peak = fmaxf(peak, Pack<T>::peak(part.packs[load]));
+  const uint32_t ordered_peak = ordered_score(peak);
+  const float warp_peak = score_of(warp_max(ordered_peak));
+  const int groups = power_of_two_at_least((top_k + kDraftWarps - 1) / kDraftWarps);
+  const uint32_t warp_bound = group_bound(ordered_peak, groups);
+  if (threadIdx.x == 0) shared.num_listed = 0;
+  const float base = exp_base(warp_peak);
+  float sums[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (int load = 0; load < kLoads; ++load)
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sums[i % 4] += fast_exp(Pack<T>::get(part.packs[load], i) - base);
+  const float warp_total = warp_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  if (lane == 0) {
+    shared.warp_bounds[warp] = warp_bound;
+    shared.warp_sums[warp] = {warp_peak, warp_total};
+  }
+  __syncthreads();
+  uint32_t bound = shared.warp_bounds[0];
+#pragma unroll
+  for (int i = 1; i < kDraftWarps; ++i) bound = min(bound, shared.warp_bounds[i]);
+  const float lowest = fmaxf(score_of(bound), -FLT_MAX);
+  if (peak >= lowest) {
+#pragma unroll
+    for (int load = 0; load < kLoads; ++load) {
+      if (!(Pack<T>::peak(part.packs[load]) >= lowest)) continue;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const float x = Pack<T>::get(part.packs[load], i);
+        if (!(x >= lowest)) continue;
+        const uint32_t at = atomicAdd(&shared.num_listed, 1u);
+        if (at < kListCapacity) shared.list[at] = rank_key(x, part.id(load, i));
+      }
+    }
+  }
+  __syncthreads();
+  if (shared.num_listed > kListCapacity) list_exactly(row, vocab_size, chunk, shared, top_k);
+  const int num_listed = static_cast<int>(shared.num_listed);
+  for (int at = threadIdx.x; at < num_listed; at += kDraftThreads) {
+    const uint64_t key = shared.list[at];
+    int rank = 0;
+    for (int other = 0; other < num_listed; ++other) rank += shared.list[other] > key ? 1 : 0;
+    if (rank < top_k) keys[rank] = key;
+  }
+  for (int rank = num_listed + threadIdx.x; rank < top_k; rank += kDraftThreads) keys[rank] = 0;
+  if (warp == kDraftWarps - 1) {
+    const ExpSum joined = warp_join(lane < kDraftWarps ? shared.warp_sums[lane] : ExpSum{-INFINITY, 0.0f});
+    if (lane == 0) *sum = joined;
+  }
+}
+
+// One warp: the best top_k of all chunks of one depth, with their log-probs, into the shared lists. Returns whether the
+// row is bad.
+__device__ __forceinline__ bool merge_depth(const DraftParams& params, int64_t row, int depth, const DraftLists& lists,
+                                            uint64_t* list, int lane) {
+  const int top_k = params.sizes.top_k, total = params.num_chunks * top_k;
+  const uint64_t* keys = params.chunk_keys + row * total;
+  const ExpSum* sums = params.chunk_sums + row * params.num_chunks;
+  int listed = 0;
+  uint32_t bound = 0;
+  for (int first = 0; first < total; first += kMergeBatch) {
+    uint64_t batch[kMergeBatch / 32];
+    uint32_t lane_max = 0;
+#pragma unroll
+    for (int i = 0; i < kMergeBatch / 32; ++i) {
+      const int at = first + i * 32 + lane;
+      batch[i] = at < total ? __ldcg(reinterpret_cast<const unsigned long long*>(keys) + at) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kMergeBatch / 32; ++i) lane_max = max(lane_max, static_cast<uint32_t>(batch[i] >> 32));
+    bound = max(bound, group_bound(lane_max, power_of_two_at_least(top_k)));
+#pragma unroll
+    for (int i = 0; i < kMergeBatch / 32; ++i) {
+      const bool is_kept = batch[i] != 0 && static_cast<uint32_t>(batch[i] >> 32) >= bound;
+      const uint32_t votes = __ballot_sync(kWholeWarp, is_kept);
+      if (is_kept) list[listed + __popc(votes & lanes_below(lane))] = batch[i];
+      listed += __popc(votes);
+    }
+    __syncwarp();
+    listed = keep_best(list, listed, top_k, lane);
+  }
+  ExpSum joined{-INFINITY, 0.0f};
+  for (int first = 0; first < params.num_chunks; first += 32) {
+    ExpSum part{-INFINITY, 0.0f};
+    if (first + lane < params.num_chunks) {
+      const float2 loaded = __ldcg(reinterpret_cast<const float2*>(sums) + first + lane);
+      part = {loaded.x, loaded.y};
+    }
+    part = warp_join(part);
+    const float peak = fmaxf(joined.peak, part.peak), base = exp_base(peak);
+    joined = {peak, joined.sum * fast_exp(joined.peak - base) + part.sum * fast_exp(part.peak - base)};
+  }
+  const bool is_bad = !(joined.sum < INFINITY) || joined.peak == INFINITY;
+  const float lse = joined.peak + logf(joined.sum);
+  for (int rank = lane; rank < lists.stride; rank += 32) {
+    const bool is_there = rank < listed && !is_bad;
+    const uint64_t key = is_there ? list[rank] : 0;
+    lists.log_probs[depth * lists.stride + rank] = is_there ? child_log_prob(key_score(key), lse) : kNoCandidate;
+    lists.ids[depth * lists.stride + rank] = key_node(key);
+  }
+  return is_bad;
+}
+
+__device__ __forceinline__ void write_nodes(const DraftParams& params, int64_t batch, const DraftLists& lists,
+                                            const DraftNodes& nodes, int valid, int status) {
+  const DraftSizes& sizes = params.sizes;
+  const DraftOutputs& out = params.out;
+  const int32_t base = params.base_lengths[batch];
+  for (int i = threadIdx.x; i < sizes.num_nodes; i += kDraftThreads) {
+    const int64_t at = batch * sizes.num_nodes + i;
+    const bool is_valid = i < valid;
+    int32_t token = i == 0 ? params.roots[batch] : 0, depth = 0;
+    if (is_valid && i > 0) {
+      const uint32_t place = nodes.places[i];
+      token = static_cast<int32_t>(lists.ids[(place >> 8) * lists.stride + (place & 0xff)]);
+      if (params.vocab_map) token = params.vocab_map[token];
+      depth = static_cast<int32_t>(place >> 8) + 1;
+    }
+    out.node_token_ids[at] = token;
+    out.verify_token_ids[at] = token;
+    out.node_depths[at] = depth;
+    out.parent_ids[at] = is_valid ? static_cast<int32_t>(nodes.parents[i]) : -1;
+    out.node_scores[at] = is_valid ? nodes.scores[i] : -INFINITY;
+    out.verify_position_ids[at] = is_valid ? base + depth : 0;
+    out.select_token_indices[at] = i;
+  }
+  if (threadIdx.x == 0) {
+    out.valid_counts[batch] = valid;
+    out.context_lengths[batch] = base + sizes.num_nodes;
+    out.status[batch] = status;
+  }
+}
+
+struct TreeShared {
+  int valid;
+  int is_truncated;
+  int is_bad;
+  int is_last;
+};
+
+// The last block of a batch row: chunks to candidate lists, lists to a tree, tree to outputs.
+__device__ __forceinline__ void finish_batch(const DraftParams& params, int64_t batch, unsigned char* memory,
+                                             TreeShared& tree) {
+  const DraftSizes& sizes = params.sizes;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int depths = sizes.num_depths(), words = sizes.mask_words(), stride = sizes.top_k + 2;
+  // Merge lists and, once those are done with, the nodes share one region; the candidate lists follow it.
+  uint64_t* list = reinterpret_cast<uint64_t*>(memory) + warp * kMergeStride;
+  unsigned char* behind = memory + sizeof(uint64_t) * kMergeStride * kDraftWarps;
+  const DraftLists lists{reinterpret_cast<float*>(behind),
+                         reinterpret_cast<uint32_t*>(behind + sizeof(float) * (depths + 2) * stride), stride};
+  if (threadIdx.x == 0) tree.is_bad = 0;
+  __syncthreads();
+  for (int depth = warp; depth < depths; depth += kDraftWarps)
+    if (merge_depth(params, batch * depths + depth, depth, lists, list, lane)) tree.is_bad = 1;
+  for (int i = threadIdx.x; i < 2 * stride; i += kDraftThreads) lists.log_probs[depths * stride + i] = kNoCandidate;
+  __syncthreads();
+  DraftNodes nodes;
+  nodes.scores = reinterpret_cast<float*>(memory);
+  nodes.parents = reinterpret_cast<uint32_t*>(nodes.scores + sizes.num_nodes);
+  nodes.places = nodes.parents + sizes.num_nodes;
+  nodes.masks = nodes.places + sizes.num_nodes;
+  if (warp == 0) {
+    bool is_truncated;
+    int valid;
+    if (sizes.num_nodes <= 32)
+      valid = grow<1>(lists, nodes, sizes.num_nodes, words, sizes.top_k, is_truncated);
+    else if (sizes.num_nodes <= 64)
+      valid = grow<2>(lists, nodes, sizes.num_nodes, words, sizes.top_k, is_truncated);
+    else if (sizes.num_nodes <= 128)
+      valid = grow<4>(lists, nodes, sizes.num_nodes, words, sizes.top_k, is_truncated);
+    else
+      valid = grow<8>(lists, nodes, sizes.num_nodes, words, sizes.top_k, is_truncated);
+    if (lane == 0) {
+      tree.valid = valid;
+      tree.is_truncated = is_truncated && sizes.vocab_size > sizes.top_k;
+    }
+  }
+  __syncthreads();
+  const int status = (tree.is_bad ? kDraftBadRow : 0) | (tree.is_truncated ? kDraftTruncated : 0);
+  write_nodes(params, batch, lists, nodes, tree.valid, status);
+  write_masks(sizes, params.out, batch, nodes, tree.valid);
+}
+
+// Numbers the callers 0 to count - 1 and starts anew. What the block wrote before its ticket is seen by the block with
+// the last one; lighter than two __threadfence() around an atomicInc, which order more than this needs.
+__device__ __forceinline__ uint32_t take_ticket(uint32_t* counter, uint32_t count) {
+  uint32_t ticket;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(ticket)
+               : "l"(counter), "r"(count - 1)
+               : "memory");
+  return ticket;
+}
+
+template <typename T>
+__device__ __forceinline__ void build(const DraftParams& params) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  __shared__ TreeShared tree;
+  const DraftSizes& sizes = params.sizes;
+  const uint32_t chunks = params.num_chunks, depths = sizes.num_depths();
+  const uint32_t parts = max(chunks * depths, 1u);  // a tree of one node has none to scan
+  const int64_t batch = blockIdx.x / parts;
+  if (depths > 0) {
+    const uint32_t part = blockIdx.x % parts, depth = part / chunks, chunk = part % chunks;
+    const T* row = static_cast<const T*>(params.logits) +
+                   (batch * sizes.block_size + sizes.first_row + depth) * static_cast<int64_t>(sizes.vocab_size);
+    const int64_t slot = (batch * depths + depth) * chunks + chunk;
+    scan_chunk(row, sizes.vocab_size, static_cast<int>(chunk), *reinterpret_cast<ScanShared*>(memory), sizes.top_k,
+               params.chunk_keys + slot * sizes.top_k, params.chunk_sums + slot);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) tree.is_last = take_ticket(params.tickets + batch, parts) == parts - 1;
+  __syncthreads();
+  if (tree.is_last) finish_batch(params, batch, memory, tree);
+}
+
+}  // namespace flashtrie
+
+extern "C" {
+__global__ void __launch_bounds__(flashtrie::kDraftThreads, FT_DRAFT_BLOCKS)
+    draft_float32(const __grid_constant__ flashtrie::DraftParams params) {
+  flashtrie::build<float>(params);
+}
+__global__ void __launch_bounds__(flashtrie::kDraftThreads, FT_DRAFT_BLOCKS)
+    draft_float16(const __grid_constant__ flashtrie::DraftParams params) {
+  flashtrie::build<__half>(params);
+}
+__global__ void __launch_bounds__(flashtrie::kDraftThreads, FT_DRAFT_BLOCKS)
+    draft_bfloat16(const __grid_constant__ flashtrie::DraftParams params) {
+  flashtrie::build<flashtrie::Bfloat16>(params);
+}
+}

@@ -1,0 +1,55 @@
+"""Draft trees by the C++ engine: threads over batch rows, the interpreter lock released."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from flashtrie_cli.engine.draft_plan import LOGIT_TYPES, DraftConstraint, DraftInputs, DraftPlan, DraftTrees
+
+
+def can_build(constraint: DraftConstraint | None) -> bool:
+    """Whether the extension is here and can walk the constraint's trie."""
+    try:
+        from flashtrie_cli import _native
+    except ImportError:
+        return False
+    return constraint is None or isinstance(constraint.trie, getattr(_native, "Trie", ()))
+
+
+def build(plan: DraftPlan, inputs: DraftInputs, out: DraftTrees, threads: int) -> None:
+    """Fill ``out`` from numpy inputs; ``threads`` 0 takes all that the process may use."""
+    from flashtrie_cli import _native
+
+    logits = inputs.logits.view(np.uint16 if inputs.logits.itemsize == 2 else np.uint32).reshape(-1)
+    outputs = {name: array.reshape(-1) for name, array in out.arrays().items()}
+    sizes = _native.DraftSizes(
+        batch_size=plan.batch_size,
+        block_size=plan.block_size,
+        vocab_size=plan.vocab_size,
+        num_nodes=plan.num_nodes,
+        top_k=plan.top_k,
+        first_row=plan.first_row,
+        self_padding=plan.self_padding,
+        logit_type=LOGIT_TYPES[plan.logit_type],
+    )
+    num_threads = threads or len(os.sched_getaffinity(0))
+    roots, bases, constraint = inputs.roots, inputs.base_lengths, inputs.constraint
+    if constraint is None:
+        _native.build_draft_trees(
+            sizes, logits, roots, bases, vocab_map=inputs.vocab_map, outputs=outputs, num_threads=num_threads
+        )
+        return
+    _native.build_legal_draft_trees(
+        sizes,
+        logits,
+        roots,
+        bases,
+        outputs=outputs,
+        trie=constraint.trie,
+        start_states=constraint.start_states,
+        renormalise=constraint.scoring == "renorm",
+        end_token=-1 if constraint.end_token is None else constraint.end_token,
+        num_threads=num_threads,
+    )

@@ -1,0 +1,304 @@
+"""Draft trees on a GPU: one launch on the caller's stream, no synchronisation, nothing allocated when
+buffers are given.
+
+Device arrays are torch tensors or anything with ``__cuda_array_interface__``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+from flashtrie_cli.engine import cuda_launch
+from flashtrie_cli.engine.draft_plan import LOGIT_TYPES, OUTPUTS, DraftInputs, DraftPlan, DraftTrees
+from flashtrie_cli.errors import EngineUnavailable, InputError, UsageError
+
+THREADS = 256
+CHUNK_LOGITS = 8192
+"""Logits that one block reads (kChunkLogits)."""
+MERGE_BYTES = 8 * 320 * (THREADS // 32)
+"""Shared memory of the warps' merge lists (kMergeStride)."""
+_ALIGNMENT = 256
+_MAX_GRID = (1 << 31) - 1
+
+_pointer = ctypes.c_void_p
+
+
+class _Sizes(ctypes.Structure):
+    """Twin of DraftSizes."""
+
+    _fields_ = (
+        ("batch_size", ctypes.c_int64),
+        ("block_size", ctypes.c_int64),
+        ("vocab_size", ctypes.c_int32),
+        ("num_nodes", ctypes.c_int32),
+        ("top_k", ctypes.c_int32),
+        ("first_row", ctypes.c_int32),
+        ("self_padding", ctypes.c_int32),
+        ("logit_type", ctypes.c_int32),
+    )
+
+
+class _Outputs(ctypes.Structure):
+    """Twin of DraftOutputs: the outputs in the order of OUTPUTS."""
+
+    _fields_ = tuple((name, _pointer) for name in OUTPUTS)
+
+
+class DraftParams(ctypes.Structure):
+    """Twin of the kernel's DraftParams."""
+
+    _fields_ = (
+        ("sizes", _Sizes),
+        ("out", _Outputs),
+        ("logits", _pointer),
+        ("roots", _pointer),
+        ("base_lengths", _pointer),
+        ("vocab_map", _pointer),
+        ("chunk_keys", _pointer),
+        ("chunk_sums", _pointer),
+        ("tickets", _pointer),
+        ("num_chunks", ctypes.c_int32),
+    )
+
+
+@dataclass(frozen=True)
+class DeviceArray:
+    """What an array on a device says of itself."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    dtype: str
+    is_contiguous: bool
+
+
+def device_array(name: str, array: Any) -> DeviceArray:
+    """Look at a device array; InputError when it is none."""
+    if hasattr(array, "data_ptr") and hasattr(array, "is_cuda"):
+        if not array.is_cuda:
+            raise InputError(f"{name} are not on the device")
+        dtype = str(array.dtype).removeprefix("torch.")
+        return DeviceArray(array.data_ptr(), tuple(array.shape), dtype, array.is_contiguous())
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is None:
+        raise InputError(f"{name} are not on the device")
+    kind = {"i": "int", "u": "uint", "f": "float", "V": "bfloat"}.get(interface["typestr"][1], "other")
+    itemsize = int(interface["typestr"][2:])
+    shape, strides = tuple(interface["shape"]), interface.get("strides")
+    dense, step = [], itemsize
+    for size in reversed(shape):
+        dense.append(step)
+        step *= size
+    is_contiguous = strides is None or tuple(strides) == tuple(reversed(dense))
+    return DeviceArray(interface["data"][0] or 0, shape, f"{kind}{8 * itemsize}", is_contiguous)
+
+
+def _checked(name: str, array: Any, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> int:
+    """The pointer of a contiguous device array of this type and shape, or InputError."""
+    found = device_array(name, array)
+    if found.dtype not in dtypes or found.shape != shape:
+        raise InputError(f"{name}: {found.dtype} {list(found.shape)} instead of {dtypes[0]} {list(shape)}")
+    if not found.is_contiguous:
+        raise InputError(f"{name} are not contiguous")
+    return found.pointer
+
+
+def num_chunks(plan: DraftPlan, logits: int | None) -> int:
+    """Chunks a row is cut into: one more may be needed where rows don't start on 16 bytes (``logits`` None:
+    suppose they don't)."""
+    itemsize = 4 if plan.logit_type == "float32" else 2
+    aligned = logits is not None and logits % 16 == 0 and plan.vocab_size * itemsize % 16 == 0
+    shift = 0 if aligned else 16 // itemsize - 1
+    return -(-(plan.vocab_size + shift) // CHUNK_LOGITS)
+
+
+def _workspace_parts(plan: DraftPlan) -> tuple[int, int, int]:
+    """Offsets of keys and sums behind the tickets, and the whole size."""
+    rows = plan.batch_size * plan.num_depths * -(-(plan.vocab_size + 7) // CHUNK_LOGITS)
+    keys = -(-4 * plan.batch_size // _ALIGNMENT) * _ALIGNMENT
+    sums = keys + -(-8 * rows * plan.top_k // _ALIGNMENT) * _ALIGNMENT
+    return keys, sums, sums + 8 * rows
+
+
+def workspace_size(plan: DraftPlan) -> int:
+    """Bytes of workspace, the same for every logit type; its first ``4 * batch_size`` bytes must be zero at
+    first."""
+    return max(_workspace_parts(plan)[2], 1)
+
+
+def shared_bytes(plan: DraftPlan) -> int:
+    """Dynamic shared memory of a block: merge lists (or a chunk's list, or the nodes), then the candidate
+    lists."""
+    return MERGE_BYTES + 4 * (2 * plan.num_depths + 2) * (plan.top_k + 2)
+
+
+def fill_params(plan: DraftPlan, pointers: dict[str, int], workspace: int) -> tuple[DraftParams, int]:
+    """The kernel's parameters and its number of blocks, from pointers by name (inputs and outputs)."""
+    params = DraftParams()
+    for name in ("batch_size", "block_size", "vocab_size", "num_nodes", "top_k", "first_row"):
+        setattr(params.sizes, name, getattr(plan, name))
+    params.sizes.self_padding = int(plan.self_padding)
+    params.sizes.logit_type = LOGIT_TYPES[plan.logit_type]
+    for name in OUTPUTS:
+        setattr(params.out, name, pointers.get(name, 0))
+    for name in ("logits", "roots", "base_lengths", "vocab_map"):
+        setattr(params, name, pointers.get(name, 0))
+    keys, sums, _ = _workspace_parts(plan)
+    params.tickets, params.chunk_keys, params.chunk_sums = workspace, workspace + keys, workspace + sums
+    params.num_chunks = num_chunks(plan, pointers["logits"])
+    grid = plan.batch_size * max(plan.num_depths * params.num_chunks, 1)
+    if grid > _MAX_GRID:
+        raise UsageError(f"{grid} blocks do not fit into one launch", hint="split the batch")
+    return params, grid
+
+
+class PreparedDraft:
+    """A build whose buffers are checked once; each call queues it again, on the buffers' contents of that
+    time."""
+
+    def __init__(self, plan: DraftPlan, inputs: DraftInputs, out: DraftTrees | None, workspace: Any):
+        if inputs.constraint is not None:
+            raise UsageError("the cuda engine builds no constrained trees yet", hint="--engine cpu")
+        logit_types = (plan.logit_type, "uint16", "int16", "bfloat16")
+        if plan.logit_type != "bfloat16":
+            logit_types = (plan.logit_type,)
+        batch, shape = (plan.batch_size,), (plan.batch_size, plan.block_size, plan.vocab_size)
+        pointers = {
+            "logits": _checked("logits", inputs.logits, logit_types, shape),
+            "roots": _checked("roots", inputs.roots, ("int32",), batch),
+            "base_lengths": _checked("base lengths", inputs.base_lengths, ("int32",), batch),
+        }
+        if inputs.vocab_map is not None:
+            mapping = _checked(
+                "the vocabulary map's entries", inputs.vocab_map, ("int32",), (plan.vocab_size,)
+            )
+            pointers["vocab_map"] = mapping
+        self.trees = _allocate(plan, inputs.logits) if out is None else out
+        for name, array in self.trees.arrays().items():
+            pointers[name] = _checked(f"output {name}", array, _output_types(name), plan.shape(name))
+        missing = [name for name in OUTPUTS if name not in pointers and name != "node_states"]
+        if missing:
+            raise InputError(f"output {missing[0]} is missing")
+        self._must_zero = workspace is None
+        self._workspace = (
+            _empty(inputs.logits, workspace_size(plan), "uint8") if workspace is None else workspace
+        )
+        space = device_array("workspace", self._workspace)
+        if space.dtype != "uint8" or len(space.shape) != 1 or space.shape[0] < workspace_size(plan):
+            raise InputError(f"the workspace is not a uint8 array of {workspace_size(plan)} bytes")
+        if space.pointer % _ALIGNMENT:
+            raise InputError(f"the workspace does not start on {_ALIGNMENT} bytes")
+        self._tickets = (space.pointer, plan.batch_size)
+        self._launch = _prepare(plan, pointers, space.pointer)
+        self._inputs = inputs  # keeps the buffers alive
+
+    def __call__(self, stream: Any = None) -> DraftTrees:
+        """Queue the build on ``stream`` and return its outputs, which are ready when the stream gets
+        there."""
+        handle = stream_handle(stream)
+        if self._must_zero:
+            cuda_launch.zero(*self._tickets, handle)
+            self._must_zero = False
+        if self._launch is not None:
+            self._launch(handle)
+        return self.trees
+
+
+def stream_handle(stream: Any) -> int:
+    """The driver's handle of a stream: an integer, or torch's, cupy's or PyCUDA's object."""
+    if stream is None:
+        return 0
+    for attribute in ("cuda_stream", "ptr", "handle"):
+        handle = getattr(stream, attribute, None)
+        if isinstance(handle, int):
+            return handle
+    if isinstance(stream, int):
+        return stream
+    raise InputError(f"{type(stream).__name__} is no stream", hint="pass its handle as an integer")
+
+
+def _output_types(name: str) -> tuple[str, ...]:
+    dtype = OUTPUTS[name][0]
+    return (dtype, "int32") if dtype == "uint32" else (dtype,)  # torch computes little with uint32
+
+
+def _empty(like: Any, shape: Any, dtype: str) -> Any:
+    """An array beside ``like``, made by the library that made it."""
+    library = type(like).__module__.partition(".")[0]
+    if library == "torch":
+        import torch
+
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
+    if library == "cupy":
+        import cupy
+
+        with like.device:
+            return cupy.empty(shape, dtype)
+    raise InputError(f"outputs cannot be allocated beside {library}'s arrays", hint="pass out and workspace")
+
+
+def _allocate(plan: DraftPlan, like: Any) -> DraftTrees:
+    names = [name for name in OUTPUTS if name != "node_states"]
+    return DraftTrees(**{name: _empty(like, plan.shape(name), OUTPUTS[name][0]) for name in names})
+
+
+_modules: dict[int, cuda_launch.KernelModule] = {}
+
+
+def _module(ordinal: int) -> cuda_launch.KernelModule:
+    """The draft kernels on this device, whose primary context is made current."""
+    from flashtrie_cli.engine import cuda_loader, cuda_sources
+
+    device = cuda_loader.open_device(ordinal)
+    module = _modules.get(ordinal)
+    if module is None:
+        image = cuda_sources.packaged_kernel("draft") or cuda_sources.cached_kernel("draft", device.arch)
+        module = _modules[ordinal] = cuda_launch.KernelModule(image.read_bytes())
+    return module
+
+
+def _prepare(plan: DraftPlan, pointers: dict[str, int], workspace: int) -> cuda_launch.PreparedLaunch | None:
+    if plan.batch_size == 0:
+        return None
+    params, grid = fill_params(plan, pointers, workspace)
+    module = _module(cuda_launch.device_of(pointers["logits"]))
+    needed = shared_bytes(plan)
+    return cuda_launch.PreparedLaunch(
+        module.kernel(f"draft_{plan.logit_type}", needed), grid, THREADS, needed, params
+    )
+
+
+def build(
+    plan: DraftPlan, inputs: DraftInputs, out: DraftTrees | None, workspace: Any, stream: Any
+) -> DraftTrees:
+    """Queue one build of device arrays; see `PreparedDraft`."""
+    return PreparedDraft(plan, inputs, out, workspace)(stream)
+
+
+def build_from_host(plan: DraftPlan, inputs: DraftInputs, out: DraftTrees) -> None:
+    """Copy numpy inputs to the device, build, copy the outputs back."""
+    if plan.batch_size == 0:
+        return
+    from flashtrie_cli.engine import cuda_loader
+
+    cuda_loader.open_device(0)
+    import pycuda.driver as cuda
+
+    try:
+        given = {"logits": inputs.logits, "roots": inputs.roots, "base_lengths": inputs.base_lengths}
+        if inputs.vocab_map is not None:
+            given["vocab_map"] = inputs.vocab_map
+        held = {name: cuda.to_device(array) for name, array in given.items()}
+        held |= {name: cuda.mem_alloc(max(array.nbytes, 1)) for name, array in out.arrays().items()}
+        workspace = cuda.mem_alloc(workspace_size(plan))
+    except cuda.MemoryError as error:
+        raise EngineUnavailable(
+            f"the device's memory is too small: {error}", hint="split the batch"
+        ) from None
+    cuda.memset_d32(workspace, 0, plan.batch_size)
+    launch = _prepare(plan, {name: int(array) for name, array in held.items()}, int(workspace))
+    if launch is not None:
+        launch(0)
+    for name, array in out.arrays().items():
+        cuda.memcpy_dtoh(array, held[name])
