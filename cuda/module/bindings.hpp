@@ -50,5 +50,6 @@ void bind_build(nb::module_& m);
 void bind_query(nb::module_& m);
 void bind_search(nb::module_& m);
 void bind_parse(nb::module_& m);
+void bind_masks(nb::module_& m);
 
 }  // namespace flashtrie

@@ -8,4 +8,5 @@ NB_MODULE(_native, m) {
   flashtrie::bind_query(m);
   flashtrie::bind_search(m);
   flashtrie::bind_parse(m);
+  flashtrie::bind_masks(m);
 }
