@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flashtrie_cli.errors import EngineUnavailable, FlashtrieError, InputError, UsageError
+from flashtrie_cli.engine.cpu import native
+from flashtrie_cli.errors import FlashtrieError, InputError, UsageError
 from flashtrie_cli.format import layout
 from flashtrie_cli.format.reader import IndexFile
 from flashtrie_cli.format.writer import IndexWriter
@@ -59,7 +60,7 @@ class Automaton:
     ) -> tuple[MaskArrays, int]:
         """The masks of a set and its number of distinct members. Raises InputError for a set that is too large."""
         try:
-            *arrays, num_members = _native().compile_masks(
+            *arrays, num_members = native().compile_masks(
                 self.slots, self.outputs, vocab_size, tuple(members), json_quoted, prefix_space
             )
         except OverflowError as error:
@@ -88,7 +89,7 @@ def open_automaton(
     arrays = _read_cached(path, digest) if use_cache else None
     from_cache = arrays is not None
     if arrays is None:
-        arrays = _native().build_automaton(*tokens.select(kept))
+        arrays = native().build_automaton(*tokens.select(kept))
         if use_cache:
             _write_cached(path, digest, arrays)
     return Automaton(tokens, tuple(sorted(set(eos))), added_is_text, digest, *arrays, from_cache)
@@ -131,15 +132,5 @@ def open_mask_set(arrays: MaskArrays, eos: Sequence[int], vocab_size: int, *, ch
     if not 0 < vocab_size <= MAX_VOCAB_SIZE:
         raise UsageError(f"a vocabulary has 1 to {MAX_VOCAB_SIZE} ids, not {vocab_size}")
     ids = np.array(sorted(set(eos)), np.uint32)
-    return _native().MaskSet(*vars(arrays).values(), ids, vocab_size, check)
+    return native().MaskSet(*vars(arrays).values(), ids, vocab_size, check)
 
-
-def _native() -> Any:
-    try:
-        from flashtrie_cli import _native  # type: ignore[attr-defined, unused-ignore]
-    except ImportError:
-        raise EngineUnavailable(
-            "token masks need the native engine, which this installation lacks",
-            hint="install a C++20 compiler and flashtrie again",
-        ) from None
-    return _native
