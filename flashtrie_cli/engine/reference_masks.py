@@ -24,6 +24,9 @@ class ReferenceMasks:
         self.eos = sorted(set(eos))
         self.members = set(members)
         self.paths = {b""} | {member[:end] for member in self.members for end in range(1, len(member) + 1)}
+        self.children: dict[bytes, list[bytes]] = {path: [] for path in self.paths}
+        for path in self.paths - {b""}:
+            self.children[path[:-1]].append(path)
         spelled = tokens.is_text(added_is_text=added_is_text, eos=self.eos)
         self.bytes_of = {token: tokens[token] for token in range(len(tokens)) if spelled[token]}
 
@@ -49,9 +52,6 @@ class ReferenceMasks:
         if state is None:
             return b""
         path = state
-        while path not in self.members:
-            children = [path + bytes([byte]) for byte in range(256) if path + bytes([byte]) in self.paths]
-            if len(children) != 1:
-                break
-            path = children[0]
+        while path not in self.members and len(self.children[path]) == 1:
+            path = self.children[path][0]
         return path[len(state) :]

@@ -219,10 +219,10 @@ class TokenMasks:
         if self._first_token_of_byte is None:
             self._first_token_of_byte = self._tokens_of_single_bytes()
         state = 0
-        for at, byte in enumerate(text):
+        for byte in text:
             token = self._first_token_of_byte[byte]
             if token is None:
-                return self._walk_by_longer_tokens(text, at, state)
+                return self._walk_by_any_tokens(text)
             after, allowed = self.advance([state], [token])
             if not allowed[0]:
                 return None
@@ -253,10 +253,10 @@ class TokenMasks:
     def _spells_text(self) -> npt.NDArray[np.bool_]:
         return self.tokens.is_text(added_is_text=self.meta["added_is_text"], eos=self.eos)
 
-    def _walk_by_longer_tokens(self, text: bytes, begin: int, state: int) -> int | None:
-        """For vocabularies that lack some byte: places reached by any tokens, in order."""
-        reached = {begin: state}
-        for at in range(begin, len(text)):
+    def _walk_by_any_tokens(self, text: bytes) -> int | None:
+        """For vocabularies that lack some byte: the places of the text that tokens reach, in order."""
+        reached = {0: 0}
+        for at in range(len(text)):
             if at not in reached:
                 continue
             for token in self.allowed(reached[at]).tolist():
