@@ -359,6 +359,7 @@ void bind_masks(nb::module_& m) {
            nb::arg("rows"), nb::arg("entries"), nb::arg("far_entries"), nb::arg("far_targets"), nb::arg("labels"),
            nb::arg("single"), nb::arg("eos"), nb::arg("vocab_size"), nb::arg("check"))
       .def_prop_ro("num_words", [](const PyMasks& self) { return self.set->num_words(); })
+      .def_prop_ro("hop_bits", [](const PyMasks& self) { return self.set->view().hop_bits; })
       .def_prop_ro("num_dense", [](const PyMasks& self) { return self.set->num_dense(); })
       .def_prop_ro("dense_bytes", [](const PyMasks& self) { return self.set->dense_bytes(); })
       .def("matcher", [](const PyMasks& self) { return Matcher{&self, 0, {}}; }, nb::keep_alive<0, 1>())

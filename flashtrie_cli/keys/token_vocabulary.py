@@ -17,7 +17,7 @@ from typing import Any
 
 from flashtrie_cli.errors import InputError
 from flashtrie_cli.keys import sentencepiece_model
-from flashtrie_cli.keys.source import read_whole
+from flashtrie_cli.inputs.source import read_whole
 from flashtrie_cli.trie.token_bytes import ADDED, BYTE_FALLBACK, HOLE, MAX_VOCAB_SIZE, NORMAL, SPECIAL, TokenBytes
 
 MAX_FILE_SIZE = 512 << 20

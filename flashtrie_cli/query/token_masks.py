@@ -154,6 +154,10 @@ class TokenMasks:
         """Allowed (node, token) pairs, end-of-sequence ids aside."""
         return len(self.arrays.entries)
 
+    def entry_tokens(self) -> npt.NDArray[np.uint32]:
+        """The token of each entry, without where it leads."""
+        return self.arrays.entries >> np.uint32(self.set.hop_bits)
+
     @property
     def num_words(self) -> int:
         """int32 words of a mask row."""
