@@ -10,4 +10,5 @@ NB_MODULE(_native, m) {
   flashtrie::bind_baselines(m);
   flashtrie::bind_parse(m);
   flashtrie::bind_draft(m);
+  flashtrie::bind_masks(m);
 }

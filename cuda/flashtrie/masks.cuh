@@ -1,0 +1,81 @@
+// The byte trie with token masks: the arrays that the CPU engine and the kernels both read.
+//
+// Nodes are numbered in preorder with ascending bytes, root 0; `num_nodes` itself is the state after an
+// end-of-sequence token, in which nothing is allowed. A node's allowed tokens are one ascending run of
+// entries, 32 bits each: the token id above, and below it how far down the numbering the node lies that
+// the token leads to. A distance that does not fit is looked up in the far table instead.
+//
+//   question                        dependent reads
+//   terminal? how many allowed?     1  two neighbouring words of rows
+//   allowed tokens                  2  rows, then the run (2 to 5 entries as a rule: one sector)
+//   where does a token lead?        2  the same run; 3 + log2(num_far) for the far few
+#pragma once
+#include "bits.cuh"
+
+namespace flashtrie {
+
+constexpr uint32_t kTerminalBit = 0x80000000u;  // in rows: a member of the set ends at this node
+constexpr uint32_t kRejected = 0xffffffffu;     // what an advance answers to a token that is not allowed
+
+// Pointers and counts only; the arrays belong to whoever opened the index.
+struct MaskView {
+  const uint32_t* rows;         // num_nodes + 2: the node's first entry, with the terminal bit; the last two end the runs
+  const uint32_t* entries;      // token << hop_bits | hop; hop = target - node, all ones where that is too far
+  const uint32_t* far_entries;  // num_far, ascending: positions of the entries with such a hop
+  const uint32_t* far_targets;  // num_far: the nodes they lead to
+  const uint32_t* eos;          // num_eos, ascending: the end-of-sequence ids
+  uint32_t num_nodes;
+  uint32_t num_far;
+  uint32_t num_eos;
+  uint32_t vocab_size;          // logits a row: what the model puts out, often more than the tokenizer knows
+  int32_t hop_bits;             // 8 to 31
+};
+
+struct EntryRange {
+  uint32_t first, last;  // half-open, in entries
+  bool terminal;
+};
+
+FT_HD EntryRange entry_range(const MaskView& masks, uint32_t node) {
+  const uint32_t here = masks.rows[node];
+  return {here & ~kTerminalBit, masks.rows[node + 1] & ~kTerminalBit, (here & kTerminalBit) != 0};
+}
+
+// First position of values[first, last) that is not below `wanted`.
+FT_HD uint32_t lower_bound(const uint32_t* values, uint32_t first, uint32_t last, uint32_t wanted) {
+  while (first < last) {
+    const uint32_t middle = first + ((last - first) >> 1);
+    if (values[middle] < wanted)
+      first = middle + 1;
+    else
+      last = middle;
+  }
+  return first;
+}
+
+FT_HD uint32_t entry_token(const MaskView& masks, uint32_t entry) { return masks.entries[entry] >> masks.hop_bits; }
+
+FT_HD uint32_t far_hop(int32_t hop_bits) { return (uint32_t(1) << hop_bits) - 1; }
+
+FT_HD uint32_t entry_target(const MaskView& masks, uint32_t node, uint32_t entry) {
+  const uint32_t hop = masks.entries[entry] & far_hop(masks.hop_bits);
+  if (hop != far_hop(masks.hop_bits)) return node + hop;
+  return masks.far_targets[lower_bound(masks.far_entries, 0, masks.num_far, entry)];
+}
+
+FT_HD bool is_eos(const MaskView& masks, uint32_t token) {
+  for (uint32_t i = 0; i < masks.num_eos; ++i)
+    if (masks.eos[i] == token) return true;
+  return false;
+}
+
+// The state after `token`, or kRejected where the token is not allowed. `state` is at most num_nodes.
+FT_HD uint32_t advance(const MaskView& masks, uint32_t state, uint32_t token) {
+  if (token >= masks.vocab_size) return kRejected;
+  const EntryRange range = entry_range(masks, state);
+  const uint32_t entry = lower_bound(masks.entries, range.first, range.last, token << masks.hop_bits);
+  if (entry < range.last && entry_token(masks, entry) == token) return entry_target(masks, state, entry);
+  return range.terminal && is_eos(masks, token) ? masks.num_nodes : kRejected;
+}
+
+}  // namespace flashtrie

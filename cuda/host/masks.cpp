@@ -1,0 +1,193 @@
+#include "masks.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace flashtrie {
+namespace {
+
+// Rows longer than this get a dense copy: copying 16 KiB costs about what setting 250 bits does.
+constexpr uint32_t kDenseLength = 256;
+// All dense copies together, so that a large set does not pay for its few hundred long rows in memory.
+constexpr size_t kDenseBytes = size_t(1) << 20;
+// States looked at together, so that their cache misses overlap.
+constexpr size_t kGroup = 32;
+constexpr uint32_t kPrefetchedEntries = 4;
+
+void set_bit(uint32_t* row, uint32_t token) { row[token / kMaskWordBits] |= uint32_t(1) << (token % kMaskWordBits); }
+
+const char* find_entry_flaw(const MaskView& masks, uint32_t node, EntryRange range, uint32_t& far_at) {
+  const uint32_t far = far_hop(masks.hop_bits);
+  uint32_t previous = 0;
+  for (uint32_t entry = range.first; entry < range.last; ++entry) {
+    const uint32_t token = entry_token(masks, entry);
+    if (token >= masks.vocab_size) return "a token id outside the vocabulary";
+    if (entry > range.first && token <= previous) return "tokens of a node that do not ascend";
+    previous = token;
+    const uint32_t hop = masks.entries[entry] & far;
+    uint64_t target = uint64_t(node) + hop;
+    if (hop == far) {
+      if (far_at >= masks.num_far || masks.far_entries[far_at] != entry) return "a far target that is missing";
+      target = masks.far_targets[far_at++];
+    }
+    if (target <= node || target >= masks.num_nodes) return "a token that leads nowhere";
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+const char* find_mask_flaw(const MaskView& masks, uint64_t num_rows, uint64_t num_entries) {
+  if (masks.num_nodes == 0 || num_rows != uint64_t(masks.num_nodes) + 2) return "a wrong number of rows";
+  if (masks.vocab_size == 0 || masks.hop_bits < 8 || masks.hop_bits > 31) return "an impossible vocabulary size";
+  if (masks.rows[num_rows - 1] != num_entries || masks.rows[num_rows - 2] != num_entries || masks.rows[0] << 1 != 0)
+    return "rows that do not cover the entries";
+  uint32_t far_at = 0;
+  for (uint32_t node = 0; node < masks.num_nodes; ++node) {
+    const EntryRange range = entry_range(masks, node);
+    if (range.first > range.last || range.last > num_entries) return "rows that do not ascend";
+    if (const char* flaw = find_entry_flaw(masks, node, range, far_at)) return flaw;
+  }
+  if (far_at != masks.num_far) return "far targets without an entry";
+  for (uint32_t i = 0; i < masks.num_eos; ++i)
+    if (masks.eos[i] >= masks.vocab_size || (i > 0 && masks.eos[i] <= masks.eos[i - 1]))
+      return "end-of-sequence ids outside the vocabulary";
+  return nullptr;
+}
+
+MaskSet::MaskSet(const MaskView& masks)
+    : masks_(masks), num_words_((masks.vocab_size + kMaskWordBits - 1) / kMaskWordBits) {
+  std::vector<std::pair<uint32_t, uint32_t>> long_rows;  // length, node
+  for (uint32_t node = 0; node < masks_.num_nodes; ++node) {
+    const EntryRange range = entry_range(masks_, node);
+    if (range.last - range.first > kDenseLength) long_rows.emplace_back(range.last - range.first, node);
+  }
+  const size_t kept = std::min(long_rows.size(), std::max<size_t>(1, kDenseBytes / (num_words_ * sizeof(uint32_t))));
+  std::partial_sort(long_rows.begin(), long_rows.begin() + kept, long_rows.end(), [](const auto& a, const auto& b) {
+    return a.first != b.first ? a.first > b.first : a.second < b.second;
+  });
+  for (size_t i = 0; i < kept; ++i) dense_nodes_.push_back(long_rows[i].second);
+  std::sort(dense_nodes_.begin(), dense_nodes_.end());
+  dense_words_.assign(kept * num_words_, 0);
+  for (size_t i = 0; i < kept; ++i) set_bits(entry_range(masks_, dense_nodes_[i]), &dense_words_[i * num_words_]);
+}
+
+const uint32_t* MaskSet::dense_row(uint32_t state, EntryRange range) const {
+  if (range.last - range.first <= kDenseLength) return nullptr;
+  const auto found = std::lower_bound(dense_nodes_.begin(), dense_nodes_.end(), state);
+  if (found == dense_nodes_.end() || *found != state) return nullptr;
+  return &dense_words_[static_cast<size_t>(found - dense_nodes_.begin()) * num_words_];
+}
+
+void MaskSet::set_bits(EntryRange range, uint32_t* row) const {
+  for (uint32_t entry = range.first; entry < range.last; ++entry) set_bit(row, entry_token(masks_, entry));
+  if (range.terminal)
+    for (uint32_t i = 0; i < masks_.num_eos; ++i) set_bit(row, masks_.eos[i]);
+}
+
+void MaskSet::clear_bits(uint32_t state, uint32_t* row) const {
+  const EntryRange range = entry_range(masks_, state);
+  if (range.last - range.first > kDenseLength) {
+    memset(row, 0, num_words_ * sizeof(uint32_t));
+    return;
+  }
+  for (uint32_t entry = range.first; entry < range.last; ++entry) row[entry_token(masks_, entry) / kMaskWordBits] = 0;
+  if (range.terminal)
+    for (uint32_t i = 0; i < masks_.num_eos; ++i) row[masks_.eos[i] / kMaskWordBits] = 0;
+}
+
+void MaskSet::fill(uint32_t state, uint32_t* row) const {
+  const EntryRange range = entry_range(masks_, state);
+  if (const uint32_t* dense = dense_row(state, range)) {
+    memcpy(row, dense, num_words_ * sizeof(uint32_t));
+    return;
+  }
+  memset(row, 0, num_words_ * sizeof(uint32_t));
+  set_bits(range, row);
+}
+
+void MaskSet::append_allowed(uint32_t state, std::vector<uint32_t>& out) const {
+  const EntryRange range = entry_range(masks_, state);
+  const size_t before = out.size();
+  for (uint32_t entry = range.first; entry < range.last; ++entry) out.push_back(entry_token(masks_, entry));
+  if (!range.terminal) return;
+  const size_t middle = out.size();
+  out.insert(out.end(), masks_.eos, masks_.eos + masks_.num_eos);
+  std::inplace_merge(out.begin() + before, out.begin() + middle, out.end());
+}
+
+uint32_t MaskSet::count_allowed(uint32_t state) const {
+  const EntryRange range = entry_range(masks_, state);
+  return range.last - range.first + (range.terminal ? masks_.num_eos : 0);
+}
+
+void MaskSet::advance_each(uint32_t* states, const int64_t* tokens, uint8_t* allowed, size_t count) const {
+  for (size_t begin = 0; begin < count; begin += kGroup) {
+    const size_t end = std::min(count, begin + kGroup);
+    for (size_t i = begin; i < end; ++i) __builtin_prefetch(masks_.rows + states[i]);
+    for (size_t i = begin; i < end; ++i) __builtin_prefetch(masks_.entries + entry_range(masks_, states[i]).first);
+    for (size_t i = begin; i < end; ++i) {
+      const bool in_vocabulary = tokens[i] >= 0 && tokens[i] < masks_.vocab_size;
+      const uint32_t next = in_vocabulary ? advance(masks_, states[i], static_cast<uint32_t>(tokens[i])) : kRejected;
+      allowed[i] = next != kRejected;
+      if (allowed[i]) states[i] = next;
+    }
+  }
+}
+
+void MaskSet::walk_each(const int64_t* tokens, size_t count, size_t length, size_t stride, uint32_t* states) const {
+  for (size_t i = 0; i < count; ++i) {
+    uint32_t state = 0;
+    for (size_t at = 0; at < length && state < ended(); ++at) {
+      const int64_t token = tokens[i * stride + at];
+      const bool in_vocabulary = token >= 0 && token < masks_.vocab_size;
+      state = in_vocabulary ? advance(masks_, state, static_cast<uint32_t>(token)) : kRejected;
+    }
+    states[i] = state;
+  }
+}
+
+MaskRows::MaskRows(const MaskSet& masks, size_t num_rows)
+    : masks_(masks), words_(num_rows * masks.num_words()), shown_(num_rows, masks.ended()) {}
+
+void MaskRows::forget() {
+  std::fill(words_.begin(), words_.end(), 0);
+  std::fill(shown_.begin(), shown_.end(), masks_.ended());
+}
+
+void MaskRows::prefetch_words(EntryRange range, const uint32_t* row) const {
+  const uint32_t last = std::min(range.last, range.first + kPrefetchedEntries);
+  for (uint32_t entry = range.first; entry < last; ++entry)
+    __builtin_prefetch(row + entry_token(masks_.masks_, entry) / kMaskWordBits, 1);
+}
+
+void MaskRows::fill(const uint32_t* states, size_t count) {
+  const MaskView& view = masks_.masks_;
+  EntryRange ranges[kGroup];
+  for (size_t begin = 0; begin < count; begin += kGroup) {
+    const size_t end = std::min(count, begin + kGroup);
+    for (size_t i = begin; i < end; ++i) __builtin_prefetch(view.rows + states[i]);
+    for (size_t i = begin; i < end; ++i) {
+      ranges[i - begin] = entry_range(view, states[i]);
+      __builtin_prefetch(view.entries + ranges[i - begin].first);
+    }
+    for (size_t i = begin; i < end; ++i) {
+      uint32_t* const row = &words_[i * masks_.num_words()];
+      prefetch_words(ranges[i - begin], row);
+      prefetch_words(entry_range(view, shown_[i]), row);
+    }
+    for (size_t i = begin; i < end; ++i) {
+      if (states[i] == shown_[i]) continue;
+      uint32_t* const row = &words_[i * masks_.num_words()];
+      if (masks_.dense_row(states[i], ranges[i - begin]) != nullptr) {
+        masks_.fill(states[i], row);
+      } else {
+        masks_.clear_bits(shown_[i], row);
+        masks_.set_bits(ranges[i - begin], row);
+      }
+      shown_[i] = states[i];
+    }
+  }
+}
+
+}  // namespace flashtrie

@@ -1,0 +1,74 @@
+// Opened token masks on the CPU: fill, advance and the batched forms of both.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "flashtrie/masks.cuh"
+
+namespace flashtrie {
+
+constexpr uint32_t kMaskWordBits = 32;
+
+// What is wrong with the arrays (sizes as in MaskView, `num_rows` and `num_entries` as stored), or null.
+// Every later read is inside the arrays if nothing is.
+const char* find_mask_flaw(const MaskView& masks, uint64_t num_rows, uint64_t num_entries);
+
+// The masks with a dense copy of the few rows that are long.
+class MaskSet {
+ public:
+  explicit MaskSet(const MaskView& masks);
+
+  const MaskView& view() const { return masks_; }
+  uint32_t num_words() const { return num_words_; }
+  uint32_t ended() const { return masks_.num_nodes; }
+  size_t num_dense() const { return dense_nodes_.size(); }
+  size_t dense_bytes() const { return dense_words_.size() * sizeof(uint32_t); }
+
+  // Writes all num_words() of the state's row.
+  void fill(uint32_t state, uint32_t* row) const;
+
+  // Allowed ids of a state, end-of-sequence ids included, ascending, appended to `out`.
+  void append_allowed(uint32_t state, std::vector<uint32_t>& out) const;
+  uint32_t count_allowed(uint32_t state) const;
+
+  // states[i] becomes the state after tokens[i] where allowed[i] turns out 1, and stays where 0.
+  void advance_each(uint32_t* states, const int64_t* tokens, uint8_t* allowed, size_t count) const;
+
+  // The state after each row of tokens [count, length] from the root. A token that is not allowed gives
+  // `kRejected`, which stays; what follows an end-of-sequence token leaves the state at ended().
+  void walk_each(const int64_t* tokens, size_t count, size_t length, size_t stride, uint32_t* states) const;
+
+ private:
+  friend class MaskRows;
+  const uint32_t* dense_row(uint32_t state, EntryRange range) const;
+  void set_bits(EntryRange range, uint32_t* row) const;
+  void clear_bits(uint32_t state, uint32_t* row) const;
+
+  MaskView masks_;
+  uint32_t num_words_;
+  std::vector<uint32_t> dense_nodes_;  // ascending
+  std::vector<uint32_t> dense_words_;  // num_words_ a node
+};
+
+// A bitmask [num_rows, num_words] that remembers which state each row shows. A fill undoes the bits of
+// the state before and sets those of the new one; it touches a row's other words never.
+class MaskRows {
+ public:
+  MaskRows(const MaskSet& masks, size_t num_rows);
+  void fill(const uint32_t* states, size_t count);  // rows [0, count)
+  void forget();                                     // the caller wrote into the rows: clear them all
+
+  uint32_t* words() { return words_.data(); }
+  size_t num_rows() const { return shown_.size(); }
+
+ private:
+  void prefetch_words(EntryRange range, const uint32_t* row) const;
+
+  const MaskSet& masks_;
+  std::vector<uint32_t> words_;
+  std::vector<uint32_t> shown_;  // ended() for an empty row
+};
+
+}  // namespace flashtrie

@@ -1,0 +1,381 @@
+#include <cstring>
+#include <optional>
+#include <string_view>
+
+#include "bindings.hpp"
+#include "host/masks.hpp"
+#include "host/masks_compile.hpp"
+#include "host/vocabulary_automaton.hpp"
+
+namespace flashtrie {
+namespace {
+
+constexpr uint32_t kMaxVocabSize = 1u << 24;
+
+nb::tuple build_automaton_arrays(Array<uint32_t> tokens, Array<uint64_t> begins, Array<uint8_t> bytes) {
+  if (begins.size() != tokens.size() + 1 || begins.data()[tokens.size()] > bytes.size())
+    throw std::invalid_argument("one more begin than tokens is needed, within the bytes");
+  for (size_t i = 0; i < tokens.size(); ++i)
+    if (begins.data()[i] > begins.data()[i + 1]) throw std::invalid_argument("begins that do not ascend");
+  VocabularyAutomaton made;
+  {
+    nb::gil_scoped_release release;
+    made = build_automaton(tokens.data(), begins.data(), bytes.data(), tokens.size());
+  }
+  const auto flat = [](const auto& records) {
+    std::vector<uint32_t> words(records.size() * sizeof(records[0]) / sizeof(uint32_t));
+    if (!words.empty()) memcpy(words.data(), records.data(), words.size() * sizeof(uint32_t));
+    return to_numpy(std::move(words));
+  };
+  return nb::make_tuple(flat(made.slots), flat(made.outputs));
+}
+
+AutomatonView automaton_view(const Array<uint32_t>& slots, const Array<uint32_t>& outputs) {
+  constexpr size_t kSlotWords = sizeof(AutomatonSlot) / sizeof(uint32_t), kOutputWords = sizeof(Output) / sizeof(uint32_t);
+  if (slots.size() == 0 || slots.size() % (256 * kSlotWords) != 0 || outputs.size() % kOutputWords != 0)
+    throw std::invalid_argument("not the arrays of an automaton");
+  return {reinterpret_cast<const AutomatonSlot*>(slots.data()), reinterpret_cast<const Output*>(outputs.data()),
+          slots.size() / kSlotWords, outputs.size() / kOutputWords};
+}
+
+// The bytes of the members; the views live as long as this and the tuple they came from.
+struct Members {
+  std::vector<std::string_view> views;
+  std::vector<char> spelled;
+};
+
+std::string_view bytes_of(nb::handle member, size_t at) {
+  Py_ssize_t size = 0;
+  if (PyUnicode_Check(member.ptr())) {
+    const char* text = PyUnicode_AsUTF8AndSize(member.ptr(), &size);
+    if (text != nullptr) return {text, static_cast<size_t>(size)};
+    PyErr_Clear();
+    throw nb::value_error(("member " + std::to_string(at) + " has no UTF-8 form (a lone surrogate)").c_str());
+  }
+  if (PyBytes_Check(member.ptr())) return {PyBytes_AS_STRING(member.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(member.ptr()))};
+  throw nb::type_error(("member " + std::to_string(at) + " is neither str nor bytes").c_str());
+}
+
+Members members_of(const nb::tuple& strings, const Spelling& spelling) {
+  Members members;
+  members.views.reserve(strings.size());
+  const bool copied = spelling.json_quoted || spelling.prefix_space;
+  std::vector<size_t> begins;
+  for (size_t i = 0; i < strings.size(); ++i) {
+    const std::string_view bytes = bytes_of(nb::handle(PyTuple_GET_ITEM(strings.ptr(), static_cast<Py_ssize_t>(i))), i);
+    if (copied) {
+      begins.push_back(members.spelled.size());
+      append_spelled(bytes, spelling, members.spelled);
+    } else {
+      members.views.push_back(bytes);
+    }
+  }
+  begins.push_back(members.spelled.size());
+  for (size_t i = 0; i + 1 < begins.size(); ++i)
+    members.views.emplace_back(members.spelled.data() + begins[i], begins[i + 1] - begins[i]);
+  return members;
+}
+
+NumpyArray<uint32_t> backward_to_numpy(BackwardArray<uint32_t>& array) {
+  const size_t size = array.size();
+  uint32_t* const begin = array.begin();
+  uint32_t* const block = array.release().release();
+  nb::capsule owner(block, [](void* p) noexcept { delete[] static_cast<uint32_t*>(p); });
+  return NumpyArray<uint32_t>(begin, {size}, owner);
+}
+
+nb::tuple compile_arrays(Array<uint32_t> slots, Array<uint32_t> outputs, uint32_t vocab_size, nb::tuple strings,
+                         bool json_quoted, bool prefix_space) {
+  if (vocab_size == 0 || vocab_size > kMaxVocabSize) throw std::invalid_argument("vocabulary sizes run from 1 to 2^24");
+  const AutomatonView automaton = automaton_view(slots, outputs);
+  Members members = members_of(strings, {json_quoted, prefix_space});
+  CompiledMasks made;
+  CompileStatus status;
+  {
+    nb::gil_scoped_release release;
+    status = compile_masks(automaton, vocab_size, members.views, made);
+  }
+  if (status == CompileStatus::too_many_nodes) throw std::overflow_error("more than 2^31 - 2 nodes");
+  if (status == CompileStatus::too_many_entries) throw std::overflow_error("more than 2^31 - 1 allowed tokens in all");
+  return nb::make_tuple(to_numpy(std::move(made.rows)), backward_to_numpy(made.entries),
+                        to_numpy(std::move(made.far_entries)), to_numpy(std::move(made.far_targets)),
+                        to_numpy(std::move(made.labels)), to_numpy(std::move(made.single)), made.num_members);
+}
+
+// Opened masks as Python holds them: the arrays stay alive with it.
+struct PyMasks {
+  Array<uint32_t> rows, entries, far_entries, far_targets, eos;
+  Array<uint8_t> labels;
+  Array<uint64_t> single;
+  std::optional<MaskSet> set;
+
+  PyMasks(Array<uint32_t> rows_, Array<uint32_t> entries_, Array<uint32_t> far_entries_, Array<uint32_t> far_targets_,
+          Array<uint8_t> labels_, Array<uint64_t> single_, Array<uint32_t> eos_, uint32_t vocab_size, bool check)
+      : rows(rows_), entries(entries_), far_entries(far_entries_), far_targets(far_targets_), eos(eos_),
+        labels(labels_), single(single_) {
+    const uint64_t num_nodes = labels.size();
+    if (rows.size() != num_nodes + 2 || single.size() != (num_nodes + 63) / 64 || num_nodes > kMaxMaskNodes ||
+        far_entries.size() != far_targets.size() || vocab_size > kMaxVocabSize)
+      throw std::invalid_argument("arrays of different sizes");
+    const MaskView view{rows.data(), entries.data(), far_entries.data(), far_targets.data(), eos.data(),
+                        static_cast<uint32_t>(num_nodes), static_cast<uint32_t>(far_entries.size()),
+                        static_cast<uint32_t>(eos.size()), vocab_size, hop_bits_for(vocab_size)};
+    if (check)
+      if (const char* flaw = find_mask_flaw(view, rows.size(), entries.size())) throw std::invalid_argument(flaw);
+    set.emplace(view);
+  }
+
+  bool is_single(uint32_t node) const {
+    return node + 1 < labels.size() && test_bit(single.data(), node);
+  }
+};
+
+// A writable C-contiguous int32 matrix or vector of the caller's: numpy by the buffer protocol, which is
+// the quickest, anything else by DLPack.
+class Bitmask {
+ public:
+  explicit Bitmask(nb::handle array) {
+    if (PyObject_CheckBuffer(array.ptr())) {
+      if (PyObject_GetBuffer(array.ptr(), &buffer_, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0)
+        throw nb::python_error();
+      held_ = true;
+      const std::string_view format = buffer_.format == nullptr ? "B" : buffer_.format;
+      if (buffer_.itemsize != 4 || (format != "i" && format != "I" && format != "l" && format != "L"))
+        refuse();
+      set_shape(buffer_.buf, buffer_.ndim, [this](int axis) { return buffer_.shape[axis]; });
+      return;
+    }
+    try {
+      tensor_ = nb::cast<nb::ndarray<int32_t, nb::c_contig, nb::device::cpu>>(array, false);
+    } catch (const nb::cast_error&) {
+      refuse();
+    }
+    set_shape(tensor_.data(), static_cast<int>(tensor_.ndim()), [this](int axis) { return tensor_.shape(axis); });
+  }
+  ~Bitmask() {
+    if (held_) PyBuffer_Release(&buffer_);
+  }
+  Bitmask(const Bitmask&) = delete;
+  Bitmask& operator=(const Bitmask&) = delete;
+
+  size_t num_rows() const { return num_rows_; }
+
+  // A row of at least num_words words; what it has beyond them is cleared.
+  uint32_t* row(size_t index, size_t num_words) const {
+    if (index >= num_rows_) throw nb::index_error("the bitmask has no such row");
+    if (width_ < num_words) throw nb::value_error("the bitmask's rows are shorter than the vocabulary");
+    uint32_t* const words = data_ + index * width_;
+    if (width_ > num_words) memset(words + num_words, 0, (width_ - num_words) * sizeof(uint32_t));
+    return words;
+  }
+
+ private:
+  [[noreturn]] void refuse() {
+    if (held_) PyBuffer_Release(&buffer_);
+    held_ = false;
+    throw nb::type_error("a bitmask is a writable C-contiguous int32 array [words] or [rows, words] in CPU memory");
+  }
+
+  template <typename Shape>
+  void set_shape(void* data, int ndim, const Shape& shape) {
+    if (ndim != 1 && ndim != 2) refuse();
+    data_ = static_cast<uint32_t*>(data);
+    num_rows_ = ndim == 2 ? static_cast<size_t>(shape(0)) : 1;
+    width_ = static_cast<size_t>(shape(ndim - 1));
+  }
+
+  Py_buffer buffer_;
+  bool held_ = false;
+  nb::ndarray<int32_t, nb::c_contig, nb::device::cpu> tensor_;
+  uint32_t* data_ = nullptr;
+  size_t num_rows_ = 0, width_ = 0;
+};
+
+using States = nb::ndarray<uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void check_states(const MaskSet& set, const uint32_t* states, size_t count) {
+  for (size_t i = 0; i < count; ++i)
+    if (states[i] > set.ended()) throw nb::value_error("a state outside the trie");
+}
+
+// One generation: the state and the ones before it.
+struct Matcher {
+  const PyMasks* masks;  // kept alive by the Python object
+  uint32_t state = 0;
+  std::vector<uint32_t> history;
+
+  bool advance(int64_t token) {
+    const MaskView& view = masks->set->view();
+    if (token < 0 || token >= view.vocab_size) return false;
+    const uint32_t next = flashtrie::advance(view, state, static_cast<uint32_t>(token));
+    if (next == kRejected) return false;
+    history.push_back(state);
+    state = next;
+    return true;
+  }
+
+  void rollback(int64_t count) {
+    if (count < 0 || static_cast<uint64_t>(count) > history.size())
+      throw nb::value_error("cannot take back more tokens than were accepted");
+    if (count == 0) return;
+    state = history[history.size() - count];
+    history.resize(history.size() - count);
+  }
+};
+
+// Bytes that must follow, and tokens that spell as many of them as tokens can: at each place the longest
+// that ends within them.
+nb::tuple forced_from(const PyMasks& masks, uint32_t state) {
+  std::vector<char> bytes;
+  uint32_t end = state;
+  while (end < masks.set->ended() && masks.is_single(end)) bytes.push_back(static_cast<char>(masks.labels.data()[++end]));
+  nb::list tokens;
+  const MaskView& view = masks.set->view();
+  for (uint32_t at = state; at < end;) {
+    const EntryRange range = entry_range(view, at);
+    uint32_t furthest = at, best = 0;
+    for (uint32_t entry = range.first; entry < range.last; ++entry) {
+      const uint32_t target = entry_target(view, at, entry);
+      if (target > furthest && target <= end) {
+        furthest = target;
+        best = entry_token(view, entry);
+      }
+    }
+    if (furthest == at) break;
+    tokens.append(best);
+    at = furthest;
+  }
+  return nb::make_tuple(nb::bytes(bytes.data(), bytes.size()), tokens);
+}
+
+NumpyArray<uint32_t> allowed_of(const PyMasks& masks, uint32_t state) {
+  check_states(*masks.set, &state, 1);
+  std::vector<uint32_t> tokens;
+  masks.set->append_allowed(state, tokens);
+  return to_numpy(std::move(tokens));
+}
+
+// For each state its allowed ids, one after the other: (ids, offsets).
+nb::tuple allowed_lists(const PyMasks& masks, States states) {
+  check_states(*masks.set, states.data(), states.size());
+  std::vector<uint32_t> tokens;
+  std::vector<int64_t> offsets{0};
+  for (size_t i = 0; i < states.size(); ++i) {
+    masks.set->append_allowed(states.data()[i], tokens);
+    offsets.push_back(static_cast<int64_t>(tokens.size()));
+  }
+  return nb::make_tuple(to_numpy(std::move(tokens)), to_numpy(std::move(offsets)));
+}
+
+void fill_rows(const PyMasks& masks, States states, nb::handle array) {
+  const Bitmask bitmask(array);
+  const MaskSet& set = *masks.set;
+  check_states(set, states.data(), states.size());
+  if (states.size() > bitmask.num_rows()) throw nb::value_error("more states than rows in the bitmask");
+  nb::gil_scoped_release release;
+  for (size_t i = 0; i < states.size(); ++i) set.fill(states.data()[i], bitmask.row(i, set.num_words()));
+}
+
+NumpyArray<uint8_t> advance_states(const PyMasks& masks, States states, Array<int64_t> tokens) {
+  check_states(*masks.set, states.data(), states.size());
+  if (tokens.size() != states.size()) throw nb::value_error("one token for each state is needed");
+  std::vector<uint8_t> allowed(states.size());
+  {
+    nb::gil_scoped_release release;
+    masks.set->advance_each(states.data(), tokens.data(), allowed.data(), states.size());
+  }
+  return to_numpy(std::move(allowed));
+}
+
+using TokenRows = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+NumpyArray<uint32_t> walk_rows(const PyMasks& masks, TokenRows tokens) {
+  std::vector<uint32_t> states(tokens.shape(0));
+  {
+    nb::gil_scoped_release release;
+    masks.set->walk_each(tokens.data(), tokens.shape(0), tokens.shape(1), tokens.shape(1), states.data());
+  }
+  return to_numpy(std::move(states));
+}
+
+struct PyMaskRows {
+  const PyMasks* masks;  // kept alive by the Python object
+  MaskRows rows;
+};
+
+void bind_matcher(nb::module_& m) {
+  nb::class_<Matcher>(m, "Matcher")
+      .def_ro("state", &Matcher::state)
+      .def_prop_ro("is_terminated", [](const Matcher& self) { return self.state == self.masks->set->ended(); })
+      .def_prop_ro("is_terminal",
+                   [](const Matcher& self) { return entry_range(self.masks->set->view(), self.state).terminal; })
+      .def_prop_ro("num_accepted", [](const Matcher& self) { return self.history.size(); })
+      .def("advance", &Matcher::advance, nb::arg("token"))
+      .def("rollback", &Matcher::rollback, nb::arg("count") = 1)
+      .def("reset",
+           [](Matcher& self) {
+             self.state = 0;
+             self.history.clear();
+           })
+      .def("fork", [](const Matcher& self) { return Matcher(self); }, nb::keep_alive<0, 1>())
+      .def("allowed", [](const Matcher& self) { return allowed_of(*self.masks, self.state); })
+      .def("forced", [](const Matcher& self) { return forced_from(*self.masks, self.state); })
+      .def(
+          "fill",
+          [](const Matcher& self, nb::handle array, size_t index) {
+            const Bitmask bitmask(array);
+            const MaskSet& set = *self.masks->set;
+            set.fill(self.state, bitmask.row(index, set.num_words()));
+          },
+          nb::arg("bitmask"), nb::arg("index") = 0);
+}
+
+void bind_mask_rows(nb::module_& m) {
+  nb::class_<PyMaskRows>(m, "MaskRows")
+      .def("fill",
+           [](PyMaskRows& self, States states) {
+             check_states(*self.masks->set, states.data(), states.size());
+             if (states.size() > self.rows.num_rows()) throw nb::value_error("more states than rows");
+             nb::gil_scoped_release release;
+             self.rows.fill(states.data(), states.size());
+           })
+      .def("forget", [](PyMaskRows& self) { self.rows.forget(); })
+      .def_prop_ro("words", [](nb::handle self) {
+        PyMaskRows& made = nb::cast<PyMaskRows&>(self);
+        const size_t shape[2] = {made.rows.num_rows(), made.masks->set->num_words()};
+        return nb::ndarray<nb::numpy, int32_t, nb::ndim<2>>(made.rows.words(), 2, shape, self);
+      });
+}
+
+}  // namespace
+
+void bind_masks(nb::module_& m) {
+  m.def("build_automaton", &build_automaton_arrays, nb::arg("tokens"), nb::arg("begins"), nb::arg("bytes"));
+  m.def("compile_masks", &compile_arrays, nb::arg("slots"), nb::arg("outputs"), nb::arg("vocab_size"),
+        nb::arg("members"), nb::arg("json_quoted"), nb::arg("prefix_space"));
+  nb::class_<PyMasks>(m, "MaskSet")
+      .def(nb::init<Array<uint32_t>, Array<uint32_t>, Array<uint32_t>, Array<uint32_t>, Array<uint8_t>, Array<uint64_t>,
+                    Array<uint32_t>, uint32_t, bool>(),
+           nb::arg("rows"), nb::arg("entries"), nb::arg("far_entries"), nb::arg("far_targets"), nb::arg("labels"),
+           nb::arg("single"), nb::arg("eos"), nb::arg("vocab_size"), nb::arg("check"))
+      .def_prop_ro("num_words", [](const PyMasks& self) { return self.set->num_words(); })
+      .def_prop_ro("hop_bits", [](const PyMasks& self) { return self.set->view().hop_bits; })
+      .def_prop_ro("num_dense", [](const PyMasks& self) { return self.set->num_dense(); })
+      .def_prop_ro("dense_bytes", [](const PyMasks& self) { return self.set->dense_bytes(); })
+      .def("matcher", [](const PyMasks& self) { return Matcher{&self, 0, {}}; }, nb::keep_alive<0, 1>())
+      .def("mask_rows", [](const PyMasks& self, size_t count) { return PyMaskRows{&self, MaskRows(*self.set, count)}; },
+           nb::arg("num_rows"), nb::keep_alive<0, 1>())
+      .def("allowed", &allowed_of, nb::arg("state"))
+      .def("allowed_lists", &allowed_lists, nb::arg("states"))
+      .def("forced", [](const PyMasks& self, uint32_t state) {
+             check_states(*self.set, &state, 1);
+             return forced_from(self, state);
+           }, nb::arg("state"))
+      .def("fill", &fill_rows, nb::arg("states"), nb::arg("bitmask"))
+      .def("advance", &advance_states, nb::arg("states"), nb::arg("tokens"))
+      .def("walk", &walk_rows, nb::arg("tokens"));
+  bind_matcher(m);
+  bind_mask_rows(m);
+}
+
+}  // namespace flashtrie

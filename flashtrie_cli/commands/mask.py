@@ -1,0 +1,80 @@
+"""`flashtrie mask`: the tokens that may follow a prefix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flashtrie_cli.commands.common import Debug, Force, IndexPath, Json, Threads
+
+if TYPE_CHECKING:
+    from flashtrie_cli.query.token_masks import TokenMasks
+
+
+def command(
+    index: IndexPath,
+    prefixes: Annotated[
+        str | None,
+        typer.Argument(metavar="[PREFIXES]", help="A prefix a line; - is stdin. Without it, the empty prefix only."),
+    ] = None,
+    ids: Annotated[
+        bool, typer.Option("--ids", help="Prefixes are token ids between blanks, not text.")
+    ] = False,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="OUT", help="File to write; - is stdout.")] = "-",
+    output_format: Annotated[
+        str, typer.Option("--format", help="tsv, jsonl, or npy (int32 mask words, a row a prefix).")
+    ] = "tsv",
+    force: Force = False,
+    threads: Threads = 1,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show which tokens are allowed after each prefix.
+
+    TSV columns: prefix number, token id, text, with backslash escapes for control characters and stray bytes; an
+    end-of-sequence token has the text <eos>. A prefix of no member allows nothing. --json is --format jsonl.
+    """
+    from flashtrie_cli.commands.common import thread_count
+    from flashtrie_cli.errors import UsageError
+    from flashtrie_cli.files import check_output
+    from flashtrie_cli.query.mask_output import FORMATS, mask_writer
+    from flashtrie_cli.query.token_masks import TokenMasks
+    from flashtrie_cli.streams import open_results
+
+    chosen = "jsonl" if json else output_format
+    if chosen not in FORMATS:
+        raise UsageError(f"format {chosen!r} is not one of {', '.join(FORMATS)}")
+    if chosen == "npy" and output == "-":
+        raise UsageError("npy goes to a file", hint="--output OUT.npy")
+    check_output(output, force=force)
+    masks = TokenMasks.open(index, threads=thread_count(threads))
+    states = [state_of(masks, line, ids, prefixes, number) for number, line in _lines(prefixes)]
+    with open_results(output, force=force) as out:
+        mask_writer(chosen, masks, out)(states)
+
+
+def _lines(path: str | None) -> list[tuple[int, bytes]]:
+    if path is None:
+        return [(1, b"")]
+    from flashtrie_cli.inputs.source import read_whole
+
+    lines = read_whole(path, 1 << 30).split(b"\n")
+    if lines[-1] == b"":
+        lines.pop()
+    return [(number, line.removesuffix(b"\r")) for number, line in enumerate(lines, 1)]
+
+
+def state_of(masks: TokenMasks, line: bytes, is_ids: bool, path: Any, number: int) -> int | None:
+    """The state after a prefix; None where no member begins with it."""
+    if not is_ids:
+        return masks.walk_bytes(line)
+    from flashtrie_cli.errors import InputError
+    from flashtrie_cli.query.token_masks import REJECTED
+
+    try:
+        tokens = [int(part) for part in line.split()]
+    except ValueError:
+        raise InputError("is not a line of token ids", file=path, line=number) from None
+    state = int(masks.walk([tokens])[0]) if tokens else 0
+    return None if state == REJECTED else state

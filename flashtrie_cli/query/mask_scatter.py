@@ -1,0 +1,38 @@
+"""Masks on torch logits of any device, from lists of allowed ids: a few ids a row travel, no mask row does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flashtrie_cli.query.token_masks import TokenMasks
+
+
+def allowed_pairs(
+    masks: TokenMasks, states: npt.NDArray[np.uint32], *, eos_when_ended: bool
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(row, token) of everything allowed in a batch of states, as two int64 arrays.
+
+    With ``eos_when_ended``, rows past their end allow their end-of-sequence ids again: generation loops still
+    draw from such rows and throw the draw away, and a draw from nothing is an error.
+    """
+    ids, offsets = masks.allowed_lists(states)
+    rows = np.repeat(np.arange(len(states)), np.diff(offsets))
+    tokens = ids.astype(np.int64)
+    if eos_when_ended:
+        ended = np.flatnonzero(states == masks.ended)
+        rows = np.concatenate([rows, np.repeat(ended, len(masks.eos))])
+        tokens = np.concatenate([tokens, np.tile(np.array(masks.eos, np.int64), len(ended))])
+    return rows, tokens
+
+
+def keep_only(scores: Any, rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> Any:
+    """A tensor like ``scores`` [batch, vocab], minus infinity everywhere but at the pairs."""
+    import torch
+
+    kept = torch.full_like(scores, float("-inf"))
+    at = (torch.from_numpy(rows).to(scores.device), torch.from_numpy(tokens).to(scores.device))
+    kept[at] = scores[at]
+    return kept

@@ -1,0 +1,311 @@
+"""Token masks of a finite set: which tokens may come next, at every place of every member.
+
+States are nodes of the set's byte trie, 0 the root; ``ended`` is the state after an end-of-sequence token.
+A token is allowed where the trie goes on along all of its bytes, an end-of-sequence id where a member ends
+(Xu and Bouyarmane 2026, "Trie Automata for Constrained Decoding over Large Finite Sets").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from flashtrie_cli.engine.cpu_masks import Automaton, MaskArrays, open_automaton, open_mask_set
+from flashtrie_cli.errors import IndexFileError, UsageError
+from flashtrie_cli.format import layout
+from flashtrie_cli.format.reader import IndexFile
+from flashtrie_cli.format.writer import IndexWriter
+from flashtrie_cli.trie.token_bytes import MAX_VOCAB_SIZE, TokenBytes
+
+REJECTED = 0xFFFF_FFFF
+"""What ``walk`` answers for tokens that no member begins with."""
+WORD_BITS = 32
+
+_ARRAYS = {
+    "rows": np.uint32,
+    "entries": np.uint32,
+    "far_entries": np.uint32,
+    "far_targets": np.uint32,
+    "labels": np.uint8,
+    "single": np.uint64,
+}
+_TOKEN_ARRAYS = {"kinds": np.uint8, "begins": np.uint64, "data": np.uint8}
+
+
+class Forced(NamedTuple):
+    """What must follow a state whatever the model says.
+
+    ``bytes``: the longest text that every member goes through; ``tokens``: one spelling of as much of it as
+    whole tokens can spell, the longest token at each place. Every one of them is allowed in turn, but a
+    model's own tokenizer may cut the text differently.
+    """
+
+    bytes: bytes
+    tokens: list[int]
+
+
+class TokenMasks:
+    """Compiled masks. Make them with `from_strings`, or open an index that ``flashtrie build --masks`` made."""
+
+    def __init__(self, arrays: MaskArrays, tokens: TokenBytes, meta: dict[str, Any], *, check: bool = False):
+        self.arrays = arrays
+        self.tokens = tokens
+        self.meta = meta
+        self.eos: tuple[int, ...] = tuple(meta["eos"])
+        self.vocab_size: int = meta["vocab_size"]
+        self.set = open_mask_set(arrays, self.eos, self.vocab_size, check=check)
+        self._first_token_of_byte: list[int | None] | None = None
+
+    # --- making and keeping ---
+
+    @classmethod
+    def from_strings(
+        cls,
+        members: Sequence[str | bytes],
+        vocabulary: TokenBytes | Automaton,
+        *,
+        eos: Iterable[int] = (),
+        vocab_size: int | None = None,
+        json_quoted: bool = False,
+        prefix_space: bool = False,
+        added_is_text: bool = True,
+    ) -> TokenMasks:
+        """Compile a set; ``str`` members count as their UTF-8 bytes, and order and repeats do not matter.
+
+        ``vocabulary``: the bytes behind each id, or an `Automaton` of it, which saves looking it up again (its
+        own ``eos`` and ``added_is_text`` then hold). ``vocab_size``: the width of the model's logits, where it is
+        more than the tokenizer's. ``json_quoted`` compiles each member as a JSON string, ``prefix_space`` with a
+        space before it. Raises InputError and UsageError.
+        """
+        if isinstance(vocabulary, TokenBytes):
+            ids = tuple(sorted(set(eos)))
+            _check_eos(ids, vocab_size or len(vocabulary))
+            vocabulary = open_automaton(vocabulary, ids, added_is_text=added_is_text)
+        width = len(vocabulary.tokens) if vocab_size is None else vocab_size
+        if width < len(vocabulary.tokens):
+            raise UsageError(
+                f"a vocabulary size of {width} is below the tokenizer's {len(vocabulary.tokens)} ids",
+                hint="take the width of the model's logits",
+            )
+        _check_eos(vocabulary.eos, width)
+        arrays, num_members = vocabulary.compile(
+            members, width, json_quoted=json_quoted, prefix_space=prefix_space
+        )
+        meta = {
+            "num_members": num_members,
+            "vocab_size": width,
+            "eos": list(vocabulary.eos),
+            "json_quoted": json_quoted,
+            "prefix_space": prefix_space,
+            "added_is_text": vocabulary.added_is_text,
+            "vocabulary_digest": vocabulary.digest,
+        }
+        return cls(arrays, vocabulary.tokens, meta)
+
+    @classmethod
+    def open(cls, path: str, *, threads: int = 1) -> TokenMasks:
+        """Open an index of token masks, everything in it checked once; raises IndexFileError."""
+        file = IndexFile.open(path)
+        if file.kind != layout.KIND_TOKEN_MASKS:
+            raise IndexFileError(
+                f"is a {layout.KIND_NAMES[file.kind]}, without token masks", file=path, hint="build it with --masks"
+            )
+        meta = file.json(layout.META)
+        if not _is_sound(meta):
+            raise IndexFileError("says nothing of its vocabulary", file=path, hint="rebuild the index")
+        try:
+            arrays = MaskArrays(**{name: _section(file, name, kind, threads) for name, kind in _ARRAYS.items()})
+            tokens = TokenBytes(
+                **{name: _section(file, f"token_{name}", kind, threads) for name, kind in _TOKEN_ARRAYS.items()}
+            )
+            _check_tokens(tokens)
+            return cls(arrays, tokens, meta, check=True)
+        except ValueError as error:
+            raise IndexFileError(f"holds {error}", file=path, hint="rebuild the index") from None
+
+    def save(
+        self, path: str, *, codec: str = "zstd", level: int = 3, threads: int = 1, force: bool = False
+    ) -> None:
+        """Write an index; it appears whole or not at all. Raises OutputError."""
+        with IndexWriter(
+            path, kind=layout.KIND_TOKEN_MASKS, codec=codec, level=level, threads=threads, force=force
+        ) as writer:
+            writer.add_json(layout.META, self.meta)
+            for name, array in vars(self.arrays).items():
+                writer.add(layout.MASK_SECTION_PREFIX + name, array)
+            for name in _TOKEN_ARRAYS:
+                writer.add(f"{layout.MASK_SECTION_PREFIX}token_{name}", getattr(self.tokens, name))
+
+    # --- counts ---
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.arrays.labels)
+
+    @property
+    def num_members(self) -> int:
+        return int(self.meta["num_members"])
+
+    @property
+    def num_entries(self) -> int:
+        """Allowed (node, token) pairs, end-of-sequence ids aside."""
+        return len(self.arrays.entries)
+
+    def entry_tokens(self) -> npt.NDArray[np.uint32]:
+        """The token of each entry, without where it leads."""
+        return self.arrays.entries >> np.uint32(self.set.hop_bits)
+
+    @property
+    def num_words(self) -> int:
+        """int32 words of a mask row."""
+        return int(self.set.num_words)
+
+    @property
+    def ended(self) -> int:
+        """The state after an end-of-sequence token, in which nothing is allowed."""
+        return self.num_nodes
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory of the masks: the arrays and the dense copies of the few long rows (not the token texts)."""
+        return self.arrays.num_bytes + int(self.set.dense_bytes)
+
+    # --- one generation ---
+
+    def matcher(self) -> Any:
+        """A `Matcher` at the root.
+
+        ``advance(token) -> bool`` (False changes nothing), ``allowed() -> uint32 ids``, ``fill(bitmask, index=0)``
+        (int32 words, bit ``t % 32`` of word ``t // 32``), ``forced() -> (bytes, tokens)``, ``rollback(count=1)``,
+        ``fork()``, ``reset()``; ``state``, ``is_terminal`` (a member ends here), ``is_terminated`` (an
+        end-of-sequence token was taken) and ``num_accepted``.
+        """
+        return self.set.matcher()
+
+    # --- states by number ---
+
+    def allowed(self, state: int) -> npt.NDArray[np.uint32]:
+        """Allowed ids of a state, ascending, end-of-sequence ids included."""
+        return self.set.allowed(state)
+
+    def allowed_lists(self, states: npt.ArrayLike) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+        """Allowed ids of each state, one list after the other: ids uint32, offsets int64 [len(states) + 1]."""
+        return self.set.allowed_lists(_states(states))
+
+    def forced(self, state: int) -> Forced:
+        return Forced(*self.set.forced(state))
+
+    def fill(self, states: npt.ArrayLike, bitmask: Any) -> None:
+        """Write the mask of each state into the rows of an int32 array [>= len(states), >= num_words]."""
+        self.set.fill(_states(states), bitmask)
+
+    def advance(self, states: npt.ArrayLike, tokens: npt.ArrayLike) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
+        """Each state after its token, and whether the token was allowed; where it was not the state stays."""
+        after = np.array(states, np.uint32)
+        allowed = self.set.advance(after, np.ascontiguousarray(tokens, np.int64))
+        return after, allowed.view(np.bool_)
+
+    def walk(self, token_rows: npt.ArrayLike) -> npt.NDArray[np.uint32]:
+        """The state after each row of tokens [rows, length] from the root, uint32.
+
+        REJECTED where a token was not allowed; tokens behind an end-of-sequence token are not looked at.
+        """
+        rows = np.ascontiguousarray(token_rows, np.int64)
+        if rows.ndim != 2:
+            raise ValueError(f"token rows have two dimensions, not {rows.ndim}")
+        return self.set.walk(rows)
+
+    def walk_bytes(self, text: bytes) -> int | None:
+        """The state after some bytes, None where no tokens lead there."""
+        if self._first_token_of_byte is None:
+            self._first_token_of_byte = self._tokens_of_single_bytes()
+        state = 0
+        for byte in text:
+            token = self._first_token_of_byte[byte]
+            if token is None:
+                return self._walk_by_any_tokens(text)
+            after, allowed = self.advance([state], [token])
+            if not allowed[0]:
+                return None
+            state = int(after[0])
+        return state
+
+    def rows(self, num_rows: int) -> Any:
+        """A bitmask of its own for a batch, the quickest way to fill one at every step.
+
+        ``fill(states uint32 [n])`` shows the masks of the states in rows 0 to n - 1 of ``words``, an int32 array
+        [num_rows, num_words], and touches only the words that change. Whoever writes into ``words`` says so
+        with ``forget()``.
+        """
+        return self.set.mask_rows(num_rows)
+
+    def bitmask(self, num_rows: int = 1) -> npt.NDArray[np.int32]:
+        """Zeros of the right shape for `fill`."""
+        return np.zeros((num_rows, self.num_words), np.int32)
+
+    def _tokens_of_single_bytes(self) -> list[int | None]:
+        found: list[int | None] = [None] * 256
+        for token in np.flatnonzero(np.diff(self.tokens.begins) == 1)[::-1]:
+            if self._spells_text[token]:
+                found[self.tokens[int(token)][0]] = int(token)
+        return found
+
+    @property
+    def _spells_text(self) -> npt.NDArray[np.bool_]:
+        return self.tokens.is_text(added_is_text=self.meta["added_is_text"], eos=self.eos)
+
+    def _walk_by_any_tokens(self, text: bytes) -> int | None:
+        """For vocabularies that lack some byte: the places of the text that tokens reach, in order."""
+        reached = {0: 0}
+        for at in range(len(text)):
+            if at not in reached:
+                continue
+            for token in self.allowed(reached[at]).tolist():
+                spelled = self.tokens[token] if token not in self.eos else b""
+                if spelled and text.startswith(spelled, at):
+                    reached[at + len(spelled)] = int(self.advance([reached[at]], [token])[0][0])
+        return reached.get(len(text))
+
+
+def _states(states: npt.ArrayLike) -> npt.NDArray[np.uint32]:
+    return np.ascontiguousarray(states, np.uint32)
+
+
+def _check_eos(eos: Sequence[int], vocab_size: int) -> None:
+    if not eos:
+        raise UsageError("no end-of-sequence id, so that no answer could end", hint="--eos ID")
+    if not all(0 <= token < vocab_size for token in eos):
+        raise UsageError(f"an end-of-sequence id outside the vocabulary of {vocab_size}", hint="--vocab-size N")
+
+
+def _is_sound(meta: Any) -> bool:
+    if not isinstance(meta, dict):
+        return False
+    eos, size = meta.get("eos"), meta.get("vocab_size")
+    return (
+        isinstance(size, int)
+        and 0 < size <= MAX_VOCAB_SIZE
+        and isinstance(eos, list)
+        and all(isinstance(token, int) and 0 <= token < size for token in eos)
+        and eos == sorted(set(eos))
+        and isinstance(meta.get("num_members"), int)
+        and isinstance(meta.get("added_is_text"), bool)
+    )
+
+
+def _section(file: IndexFile, name: str, dtype: Any, threads: int) -> npt.NDArray[Any]:
+    return file.array(layout.MASK_SECTION_PREFIX + name, dtype, threads=threads)
+
+
+def _check_tokens(tokens: TokenBytes) -> None:
+    begins = tokens.begins
+    if len(begins) != len(tokens.kinds) + 1 or begins[0] != 0 or begins[-1] != len(tokens.data):
+        raise ValueError("token texts that do not fit together")
+    if np.any(begins[1:] < begins[:-1]):
+        raise ValueError("token texts that overlap")
+
+
+__all__ = ["REJECTED", "Forced", "TokenMasks"]

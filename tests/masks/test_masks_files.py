@@ -1,0 +1,302 @@
+"""Index files of token masks, the automaton's cache, sets and the command line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zstandard
+from masks_world import EOS, EOT, THINK, byte, piece, trap_vocabulary
+
+from flashtrie_cli.engine.cpu_masks import open_automaton
+from flashtrie_cli.errors import IndexFileError, InputError, OutputError, UsageError
+from flashtrie_cli.format import layout
+from flashtrie_cli.format.writer import IndexWriter
+from flashtrie_cli.keys.string_sets import read_schema_enum, read_string_sets
+from flashtrie_cli.masks_build import build_masks, parse_ids
+from flashtrie_cli.query.mask_output import escaped
+from flashtrie_cli.query.mask_statistics import describe_masks
+from flashtrie_cli.query.token_masks import TokenMasks
+
+VOCABULARY = trap_vocabulary()
+MEMBERS = ["yes", "yes no", "account.List", "öabc", "a\tb", "under_score", "</s>"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHTRIE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def masks() -> TokenMasks:
+    return TokenMasks.from_strings(MEMBERS, VOCABULARY, eos=[EOS, EOT], vocab_size=400)
+
+
+def voc1(tmp_path) -> str:
+    packed = b"VOC1" + len(VOCABULARY).to_bytes(4, "little")
+    for token in range(len(VOCABULARY)):
+        text = VOCABULARY[token]
+        packed += bytes([VOCABULARY.kinds[token]]) + len(text).to_bytes(2, "little") + text
+    path = tmp_path / "vocab.bin"
+    path.write_bytes(packed)
+    return str(path)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "raw"])
+def test_a_saved_index_answers_the_same(masks, tmp_path, codec):
+    path = str(tmp_path / "set.ftrie")
+    masks.save(path, codec=codec)
+    opened = TokenMasks.open(path)
+    assert opened.meta == masks.meta
+    for name, array in vars(masks.arrays).items():
+        assert np.array_equal(getattr(opened.arrays, name), array), name
+    assert [opened.allowed(state).tolist() for state in range(opened.num_nodes)] == [
+        masks.allowed(state).tolist() for state in range(masks.num_nodes)
+    ]
+    assert opened.tokens[THINK] == b"<think>"
+    masks.save(str(tmp_path / "again.ftrie"), codec=codec)
+    assert (tmp_path / "again.ftrie").read_bytes() == (tmp_path / "set.ftrie").read_bytes()
+    with pytest.raises(OutputError, match="exists already"):
+        masks.save(path)
+
+
+def test_every_flipped_byte_is_noticed_or_harmless(masks, tmp_path):
+    path = tmp_path / "set.ftrie"
+    masks.save(str(path))
+    data = path.read_bytes()
+    want = [masks.allowed(state).tolist() for state in range(masks.num_nodes)]
+    for at in range(len(data)):
+        damaged = bytearray(data)
+        damaged[at] ^= 0x10
+        path.write_bytes(damaged)
+        try:
+            opened = TokenMasks.open(str(path))
+        except IndexFileError:
+            continue
+        assert [opened.allowed(state).tolist() for state in range(opened.num_nodes)] == want
+    for end in range(0, len(data), 37):
+        path.write_bytes(data[:end])
+        with pytest.raises(IndexFileError):
+            TokenMasks.open(str(path))
+
+
+def test_lies_with_valid_checksums_are_refused(masks, tmp_path):
+    """Any single word of any array changed at will: refused, or every answer stays inside the arrays."""
+    path = str(tmp_path / "lie.ftrie")
+    rng = np.random.default_rng(0)
+    num_refused = 0
+    for name, array in vars(masks.arrays).items():
+        for _ in range(60):
+            lying = array.copy()
+            if len(lying):
+                largest = int(np.iinfo(array.dtype).max)
+                lies = [0, 1, largest, int(rng.integers(largest, dtype=np.uint64))]
+                lying[rng.integers(len(lying))] = lies[rng.integers(len(lies))]
+            num_refused += write_and_try(masks, {name: lying}, path)
+        for other in (array[:-1], np.append(array, array[:1])):
+            num_refused += write_and_try(masks, {name: other}, path)
+    assert num_refused > 100
+
+
+def write_and_try(masks: TokenMasks, changed: dict, path: str) -> bool:
+    with IndexWriter(path, kind=layout.KIND_TOKEN_MASKS, force=True) as writer:
+        writer.add_json(layout.META, masks.meta)
+        for name, array in {**vars(masks.arrays), **changed}.items():
+            writer.add(layout.MASK_SECTION_PREFIX + name, array)
+        for name in ("kinds", "begins", "data"):
+            writer.add(f"mask_token_{name}", getattr(masks.tokens, name))
+    try:
+        opened = TokenMasks.open(path)
+    except IndexFileError:
+        return True
+    for state in range(opened.num_nodes + 1):
+        assert all(token < opened.vocab_size for token in opened.allowed(state).tolist())
+        opened.forced(state)
+    return False
+
+
+@pytest.mark.parametrize("meta", [{}, {"eos": "x"}, {"vocab_size": 0}, {"vocab_size": 1 << 30}, {"eos": [9, 3]}, {"eos": [-1]}])
+def test_bad_meta_is_refused(masks, tmp_path, meta):
+    masks.meta = {**masks.meta, **meta} if meta else meta
+    masks.save(str(tmp_path / "bad.ftrie"))
+    with pytest.raises(IndexFileError):
+        TokenMasks.open(str(tmp_path / "bad.ftrie"))
+
+
+def test_other_kinds_of_index_are_refused(tmp_path):
+    path = str(tmp_path / "trie.ftrie")
+    with IndexWriter(path, kind=layout.KIND_TOKEN_TRIE) as writer:
+        writer.add_json(layout.META, {})
+    with pytest.raises(IndexFileError, match="without token masks"):
+        TokenMasks.open(path)
+
+
+# --- the automaton's cache ---
+
+
+def test_the_automaton_is_cached_and_a_damaged_cache_is_replaced(tmp_path):
+    first = open_automaton(VOCABULARY, [EOS], cache_dir=tmp_path)
+    second = open_automaton(VOCABULARY, [EOS], cache_dir=tmp_path)
+    assert (first.from_cache, second.from_cache) == (False, True)
+    assert np.array_equal(first.slots, second.slots)
+    (cached,) = tmp_path.iterdir()
+    data = bytearray(cached.read_bytes())
+    for damage in (data[: len(data) // 2], data[:100] + b"\xff" + data[101:], b"", b"nonsense"):
+        cached.write_bytes(damage)
+        again = open_automaton(VOCABULARY, [EOS], cache_dir=tmp_path)
+        assert not again.from_cache
+        assert np.array_equal(first.slots, again.slots)
+        assert open_automaton(VOCABULARY, [EOS], cache_dir=tmp_path).from_cache
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_spells_text_names_the_automaton(tmp_path):
+    plain = open_automaton(VOCABULARY, [EOS], cache_dir=tmp_path)
+    assert open_automaton(VOCABULARY, [EOT], cache_dir=tmp_path).digest == plain.digest
+    assert open_automaton(VOCABULARY, [EOS], added_is_text=False, cache_dir=tmp_path).digest != plain.digest
+    assert open_automaton(VOCABULARY, [piece("\n")], cache_dir=tmp_path).digest != plain.digest
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert len(open_automaton(VOCABULARY, [EOS], cache_dir=blocked / "below").slots)
+
+
+# --- sets ---
+
+
+def test_lines(tmp_path):
+    raw = "\ufeffyes\r\nno\n\nöabc\ttab\nlast".encode() + b"\xff"
+    for name, data in [("a.txt", raw), ("a.gz", gzip.compress(raw)), ("a.zst", zstandard.compress(raw))]:
+        (tmp_path / name).write_bytes(data)
+        found = read_string_sets([str(tmp_path / name)])
+        assert found.members == [b"yes", b"no", "öabc\ttab".encode(), b"last\xff"]
+        assert found.num_empty_lines_skipped == 1
+
+
+def test_json_sets(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('["a\\n", "", "ö"]')
+    assert read_string_sets([str(path), str(path)], "json").members == ["a\n", "", "ö"] * 2
+    path.write_text('"a"\n\n"b\\u0000"\n')
+    assert read_string_sets([str(path)], "jsonl").members == ["a", "b\0"]
+    for text, form, message in [
+        ("{}", "json", "an object where an array"), ('["a", 3]', "json", "a number at position 1"),
+        ('"a"\n[1]\n', "jsonl", "2: holds an array"), ("[", "json", "is not JSON"), ("a\n", "jsonl", "1: is not JSON"),
+    ]:  # fmt: skip
+        path.write_text(text)
+        with pytest.raises(InputError, match=message):
+            read_string_sets([str(path)], form)
+    with pytest.raises(UsageError):
+        read_string_sets([str(path)], "csv")
+
+
+def test_the_enum_of_a_schema(tmp_path):
+    path = tmp_path / "schema.json"
+    schema = {
+        "properties": {"x": {"enum": ["a", "b"]}, "y": {"$ref": "#/$defs/y~1z"}, "k": {"const": "only"}, "n": {"type": "string"},
+                       "list": {"anyOf": [{"enum": ["c"]}]}, "loop": {"$ref": "#/properties/loop"}},
+        "$defs": {"y/z": {"enum": ["d", "e"]}},
+    }  # fmt: skip
+    path.write_text(json.dumps(schema))
+    for pointer, want in [
+        ("/properties/x", ["a", "b"]), ("/properties/x/enum", ["a", "b"]), ("#/properties/y", ["d", "e"]),
+        ("/properties/k", ["only"]), ("/properties/list/anyOf/0", ["c"]),
+    ]:  # fmt: skip
+        assert read_schema_enum(str(path), pointer).members == want
+    for pointer, error in [("/properties/n", InputError), ("/nowhere", InputError), ("x", UsageError), ("/properties/loop", InputError)]:
+        with pytest.raises(error):
+            read_schema_enum(str(path), pointer)
+
+
+# --- building and asking on the command line ---
+
+
+def test_build_reports_and_refuses(tmp_path):
+    tokenizer, source, out = voc1(tmp_path), tmp_path / "set.txt", str(tmp_path / "set.ftrie")
+    source.write_text("yes\nno\nyes\n\n")
+    with pytest.raises(UsageError, match="which token ends"):
+        build_masks([str(source)], out, tokenizer=tokenizer)
+    with pytest.raises(UsageError, match="--tokenizer"):
+        build_masks([str(source)], out, tokenizer=None)
+    report = build_masks([str(source)], out, tokenizer=tokenizer, eos="1,3", vocab_size=500)
+    assert (report.counts["num_members_read"], report.counts["num_members"]) == (3, 2)
+    assert report.counts["num_empty_lines_skipped"] == 1
+    assert report.file_size == os.path.getsize(out)
+    assert not report.counts["automaton_from_cache"]
+    assert build_masks([str(source)], out, tokenizer=tokenizer, eos="1", force=True).counts["automaton_from_cache"]
+    with pytest.raises(UsageError, match="not a list of token ids"):
+        parse_ids("1,x", "--eos")
+
+
+def test_statistics(masks):
+    found = describe_masks(masks)
+    assert found["num_entries"] == sum(found_count for found_count in counts(masks))
+    assert sum(found["allowed_per_node"]["histogram"].values()) == masks.num_nodes
+    assert found["largest"][0]["num_allowed"] == found["allowed_per_node"]["max"] == max(counts(masks))
+    distinct = {tuple(masks.allowed(state).tolist()) for state in range(masks.num_nodes)}
+    assert found["num_distinct_masks"] == len(distinct)
+    assert found["memory"]["resident"] == masks.resident_bytes
+
+
+def counts(masks: TokenMasks) -> list[int]:
+    return [len(set(masks.allowed(state).tolist()) - set(masks.eos)) for state in range(masks.num_nodes)]
+
+
+def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, "-m", "flashtrie_cli", *arguments], input=stdin, capture_output=True, check=False)
+
+
+def test_mask_command(masks, tmp_path):
+    path = str(tmp_path / "set.ftrie")
+    masks.save(path)
+    found = run("mask", path)
+    assert found.returncode == 0, found.stderr
+    rows = [line.split("\t") for line in found.stdout.decode().splitlines()]
+    assert [int(row[1]) for row in rows] == masks.allowed(0).tolist()
+    assert [0, piece("yes"), "yes"] in [[int(row[0]), int(row[1]), row[2]] for row in rows]
+
+    found = run("mask", path, "-", "--json", stdin="yes\nzebra\n\na\t\n".encode())
+    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    assert [line["num_allowed"] for line in lines] == [len(masks.allowed(masks.walk_bytes(b"yes"))), 0, len(masks.allowed(0)), 2]
+    assert {"id": EOS, "eos": True} in lines[0]["allowed"]
+    assert lines[1]["state"] is None
+    assert lines[3]["forced"] == {"text": "b"}
+
+    found = run("mask", path, "-", "--ids", stdin=f"{piece('yes')}\n\n{piece('no')}\n".encode())
+    numbers = [int(line.split(b"\t")[0]) for line in found.stdout.splitlines()]
+    assert set(numbers) == {0, 1}
+
+    packed = str(tmp_path / "rows.npy")
+    assert run("mask", path, "-", "--format", "npy", "-o", packed, stdin=b"yes\nzebra\n").returncode == 0
+    rows = np.load(packed)
+    want = masks.bitmask(2)
+    masks.fill([masks.walk_bytes(b"yes"), masks.ended], want)
+    assert np.array_equal(rows, want)
+
+
+def test_mask_command_errors(masks, tmp_path):
+    path = str(tmp_path / "set.ftrie")
+    masks.save(path)
+    for arguments, code, message in [
+        (["mask", str(tmp_path / "none.ftrie")], 3, b"cannot be read"),
+        (["mask", path, "-", "--ids"], 2, b"-:1: is not a line of token ids"),
+        (["mask", path, "--format", "npy"], 2, b"npy goes to a file"),
+        (["mask", path, "--format", "xml"], 2, b"is not one of"),
+    ]:
+        found = run(*arguments, stdin=b"x y\n")
+        assert found.returncode == code, found.stderr
+        assert message in found.stderr
+        assert found.stderr.count(b"\n") == 1
+
+
+def test_escapes():
+    assert escaped(b"a\\n\n\t\x00\x7f") == "a\\\\n\\n\\t\\x00\\x7f"
+    assert escaped("ö".encode() + b"\xc3") == "ö\\xc3"
+    assert byte("a") != piece("a")
