@@ -79,7 +79,7 @@ struct SearchSizes {
     bitmaps = 2 * kBitmapWords * 4;
     histograms = (num_blocks == 1 ? 3 : 5) * kBinWords * 4;
     ties = kMaxTies * 8;
-    tables = 2 * (10u << batch.log2_table);
+    tables = 2 * (12u << batch.log2_table);
     queues = num_threads / 32 * kQueuePlaces * 8;
     frontier = 16ull * batch.beam_capacity;
     candidates = 20ull * batch.candidate_places;

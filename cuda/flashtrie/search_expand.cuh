@@ -48,7 +48,7 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::scan(Cursor& cursor) {
   const uint32_t place = group - beam_start_[beam];
   const StepTable row = table(step_);
   if ((step_ == 0 && batch_.root_table) || is_wide(range)) {
-    cursor.node = find_wide(beam, range, place);
+    cursor.node = find_wide(range, place);
     cursor.mask = cursor.node != kNoNode;
     return;
   }
@@ -82,12 +82,12 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kSpill>::find_beam(uint32_t group) const
   return beam;
 }
 
-// The child of a node with a very large fan-out that the table's token at `place` leads to, or kNoNode.
+// The child of a node with a very large fan-out that a slot's token leads to, or kNoNode.
 template <int kBlocks, bool kSpill>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kSpill>::find_wide(uint32_t beam, ChildRange range, uint32_t place) const {
-  (void)beam;
-  const uint32_t token = table(step_).tokens[place];
-  if (token == kNoToken) return kNoNode;
+FT_DEVICE uint32_t GroupSearch<kBlocks, kSpill>::find_wide(ChildRange range, uint32_t slot) const {
+  const uint32_t token = load_token(grid_ + static_cast<uint64_t>(step_) * batch_.num_slots + slot);
+  const uint64_t best = table(step_).find(token);
+  if (best == 0 || StepTable::slot_of(best) != slot) return kNoNode;  // empty, or an earlier slot has the token
   if (step_ != 0 || !batch_.root_table) return find_child(batch_.trie, range, token);
   const uint32_t at = token >> batch_.root_shift;
   if (at >= batch_.root_places) return kNoNode;
@@ -157,11 +157,11 @@ FT_DEVICE bool GroupSearch<kBlocks, kSpill>::judge(Cursor& cursor) {
     token |= static_cast<uint32_t>(high & ((uint64_t(1) << trie.high_width) - 1)) << 16;
   }
   const StepTable row = table(step_);
-  const uint32_t place = lane < taken ? row.find(token) : kNoToken;
+  const uint64_t best = lane < taken ? row.find(token) : 0;
   float score = 0;
-  if (place != kNoToken) score = beam_scores_[beam] + score_of(row.logprobs[place]);
-  const bool passes = place != kNoToken && score > batch_.search.sequence_threshold;
-  const uint32_t link = passes ? beam << 16 | row.slots[place] : 0;
+  if (best != 0) score = beam_scores_[beam] + StepTable::logprob_of(best);
+  const bool passes = best != 0 && score > batch_.search.sequence_threshold;
+  const uint32_t link = beam << 16 | StepTable::slot_of(best);
 
   const float total = batch_.search.eos == kNoToken ? score : score + end_logprob_;
   const uint64_t result_key = rank_key(total * factor_, node);

@@ -49,7 +49,7 @@ class GroupSearch {
   FT_DEVICE void expand(Cursor& cursor);
   FT_DEVICE void scan(Cursor& cursor);
   FT_DEVICE uint32_t find_beam(uint32_t group) const;
-  FT_DEVICE uint32_t find_wide(uint32_t beam, ChildRange range, uint32_t place) const;
+  FT_DEVICE uint32_t find_wide(ChildRange range, uint32_t slot) const;
   FT_DEVICE bool judge(Cursor& cursor);
   FT_DEVICE void push(Pool& pool, uint32_t* histogram, bool wanted, uint64_t key, uint32_t link, uint32_t first,
                       uint32_t second);
@@ -70,7 +70,7 @@ class GroupSearch {
   FT_DEVICE uint32_t* combined(int which) const { return histograms_ + (3 + which) * kBinWords; }
   FT_DEVICE bool is_wide(ChildRange range) const { return range.fan_out() > batch_.scan_limit; }
   FT_DEVICE uint32_t num_groups(ChildRange range) const {
-    return is_wide(range) ? 1u << batch_.log2_table : ((range.last - 1) >> 3) - (range.first >> 3) + 1;
+    return is_wide(range) ? batch_.num_slots : ((range.last - 1) >> 3) - (range.first >> 3) + 1;
   }
   FT_DEVICE SearchControl& leader() const { return *simt::in_block<kBlocks>(control_, 0); }
   FT_DEVICE void lap(SearchPhase phase);
@@ -209,7 +209,7 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::begin(uint32_t query) {
     beam_start_[0] = 0;
   }
   num_beams_ = root.fan_out() > 0 ? 1 : 0;
-  num_label_groups_ = batch_.root_table ? 1u << batch_.log2_table : num_beams_ ? num_groups(root) : 0;
+  num_label_groups_ = batch_.root_table && num_beams_ ? batch_.num_slots : num_beams_ ? num_groups(root) : 0;
   round_ = 0;
   result_floor_ = 0;
   budget_ = candidates_.capacity < results_.capacity ? candidates_.capacity : results_.capacity;
@@ -488,9 +488,9 @@ FT_DEVICE float GroupSearch<kBlocks, kSpill>::load_logprob(uint64_t at) const {
 template <int kBlocks, bool kSpill>
 FT_DEVICE StepTable GroupSearch<kBlocks, kSpill>::table(uint32_t step) const {
   const uint32_t which = step & 1, size = 1u << batch_.log2_table;
-  unsigned char* at = tables_ + which * 10 * size;
-  return {bitmaps_ + which * kBitmapWords, reinterpret_cast<uint32_t*>(at), reinterpret_cast<uint32_t*>(at + 4 * size),
-          reinterpret_cast<uint16_t*>(at + 8 * size), batch_.log2_table};
+  unsigned char* at = tables_ + which * 12 * size;
+  return {bitmaps_ + which * kBitmapWords, reinterpret_cast<uint32_t*>(at + 8 * size), reinterpret_cast<uint64_t*>(at),
+          batch_.log2_table};
 }
 
 // In the instrumented build, charges the leader's cycles since the last lap to a phase.

@@ -70,7 +70,9 @@ FT_DEVICE uint64_t atomic_add(uint64_t* at, uint64_t value) {
 }
 FT_DEVICE void atomic_or(uint32_t* at, uint32_t value) { atomicOr(at, value); }
 FT_DEVICE void atomic_max(uint32_t* at, uint32_t value) { atomicMax(at, value); }
-FT_DEVICE void atomic_min(uint32_t* at, uint32_t value) { atomicMin(at, value); }
+FT_DEVICE void atomic_max(uint64_t* at, uint64_t value) {
+  atomicMax(reinterpret_cast<unsigned long long*>(at), static_cast<unsigned long long>(value));
+}
 FT_DEVICE uint32_t atomic_cas(uint32_t* at, uint32_t expected, uint32_t value) { return atomicCAS(at, expected, value); }
 // Adds one, or starts again from zero at `last`; returns what was there.
 FT_DEVICE uint32_t atomic_increment(uint32_t* at, uint32_t last) { return atomicInc(at, last); }
@@ -119,7 +121,8 @@ FT_DEVICE void sync_group() {
   if (kBlocks == 1) {
     __syncthreads();
   } else {
-    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+    // Not the .aligned form: a warp may come here diverged.
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
   }
 }
 

@@ -8,10 +8,9 @@
 namespace flashtrie {
 
 struct StepTable {
-  uint32_t* bitmap;     // kBitmapWords
-  uint32_t* tokens;     // 1 << log2_size places; kNoToken where empty
-  uint32_t* logprobs;   // ordered_score of the best log-prob; 0, less than any, where empty
-  uint16_t* slots;      // a slot that holds the token
+  uint32_t* bitmap;  // kBitmapWords
+  uint32_t* tokens;  // 1 << log2_size places; kNoToken where empty
+  uint64_t* best;    // ordered_score of the best log-prob << 32, and the complement of the first slot with it; or 0
   int log2_size;
 
   FT_DEVICE uint32_t size() const { return 1u << log2_size; }
@@ -21,11 +20,12 @@ struct StepTable {
     for (uint32_t i = simt::thread(); i < kBitmapWords; i += simt::num_threads()) bitmap[i] = 0;
     for (uint32_t i = simt::thread(); i < size(); i += simt::num_threads()) {
       tokens[i] = kNoToken;
-      logprobs[i] = 0;
+      best[i] = 0;
     }
   }
 
-  // Threads insert at once, in any order, with one outcome: a token that comes twice counts with its best log-prob.
+  // Threads insert at once. A token that comes twice counts once, with its best log-prob, in the first slot that has
+  // it. That much is the same in every block of a group; which place a token gets is not.
   FT_DEVICE void insert(uint32_t token, float logprob, uint32_t slot) const {
     const uint32_t low = token & 0xffff;
     simt::atomic_or(&bitmap[low >> 5], 1u << (low & 31));
@@ -35,18 +35,20 @@ struct StepTable {
       if (there == kNoToken || there == token) break;
       at = (at + 1) & (size() - 1);
     }
-    simt::atomic_max(&logprobs[at], ordered_score(logprob));
-    slots[at] = static_cast<uint16_t>(slot);
+    simt::atomic_max(&best[at], static_cast<uint64_t>(ordered_score(logprob)) << 32 | static_cast<uint32_t>(~slot));
   }
 
-  // Place of a token, or kNoToken where it only shares its low half with one.
-  FT_DEVICE uint32_t find(uint32_t token) const {
+  // What stands at a token's place; 0 for a token that only shares its low half with one.
+  FT_DEVICE uint64_t find(uint32_t token) const {
     for (uint32_t at = token_hash(token, log2_size);; at = (at + 1) & (size() - 1)) {
       const uint32_t there = tokens[at];
-      if (there == token) return at;
-      if (there == kNoToken) return kNoToken;
+      if (there == token) return best[at];
+      if (there == kNoToken) return 0;
     }
   }
+
+  FT_DEVICE static float logprob_of(uint64_t best) { return score_of(static_cast<uint32_t>(best >> 32)); }
+  FT_DEVICE static uint32_t slot_of(uint64_t best) { return ~static_cast<uint32_t>(best); }
 };
 
 }  // namespace flashtrie

@@ -217,13 +217,6 @@ inline uint32_t reduce_max(uint32_t value) {
   return most;
 }
 
-template <typename T>
-T update(T* at, T value) {
-  maybe_yield();
-  const T before = *at;
-  *at = value;
-  return before;
-}
 inline uint32_t atomic_add(uint32_t* at, uint32_t value) {
   maybe_yield();
   const uint32_t before = *at;
@@ -240,7 +233,8 @@ inline void atomic_or(uint32_t* at, uint32_t value) {
   maybe_yield();
   *at |= value;
 }
-inline void atomic_max(uint32_t* at, uint32_t value) {
+template <typename T>
+void atomic_max(T* at, T value) {
   maybe_yield();
   if (value > *at) *at = value;
 }

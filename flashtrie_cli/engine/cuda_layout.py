@@ -1,0 +1,214 @@
+"""What the search kernels are given, and how a launch is cut: the Python twin of ``cuda/flashtrie/search_batch.cuh``.
+
+Knows no GPU and no PyCUDA; a test compiles the header and holds the two together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flashtrie_cli.errors import UsageError
+
+MAX_BEAM_WIDTH = 4096
+MAX_SLOTS = 4096
+NO_SLOT = 0xFFFF_FFFF
+NO_TOKEN = 0xFFFF_FFFF
+
+NUM_THREADS = 512
+
+KERNELS = {"search_block": (1, 2), "search_alone": (1, 1), "search_cluster4": (4, 1), "search_cluster8": (8, 1)}
+"""Blocks a query, and blocks that share a multiprocessor."""
+
+_SMALL = 128
+"""Beam widths, results and slots up to which one block answers as quickly as a cluster."""
+
+_BITMAP_WORDS = 2048
+_BIN_WORDS = 1024
+_MAX_TIES = 256
+_QUEUE_PLACES = 64
+_CONTROL_BYTES = 512
+_MIN_BUDGET = 256
+_SPILL_BUDGET = 8192
+_ENTRY_BYTES = 20
+
+TRIE = np.dtype(
+    [
+        ("louds", "u8"), ("lines", "u8"), ("wide", "u8"), ("label_low", "u8"), ("high_flags", "u8"), ("high_bits", "u8"),
+        ("num_nodes", "u4"), ("num_keys", "u4"), ("high_width", "i4"),
+    ],
+    align=True,
+)  # fmt: skip
+
+SEARCH = np.dtype(
+    [
+        ("token_threshold", "f4"), ("sequence_threshold", "f4"), ("beam_width", "u4"), ("num_results", "u4"),
+        ("padding", "u4"), ("eos", "u4"), ("length_factors", "u8"),
+    ],
+    align=True,
+)  # fmt: skip
+
+BATCH = np.dtype(
+    [
+        ("trie", TRIE), ("search", SEARCH), ("root_table", "u8"), ("tokens", "u8"), ("logprobs", "u8"),
+        ("beam_widths", "u8"), ("result_limits", "u8"), ("step_counts", "u8"), ("counters", "u8"), ("history", "u8"),
+        ("workspace", "u8"), ("num_hits", "u8"), ("num_tokens", "u8"), ("bad_slots", "u8"), ("key_ids", "u8"),
+        ("scores", "u8"), ("normalised_scores", "u8"), ("token_ends", "u8"), ("hit_tokens", "u8"), ("phases", "u8"),
+        ("workspace_bytes", "u8"), ("root_last", "u4"), ("root_places", "u4"), ("root_shift", "i4"),
+        ("scan_limit", "u4"), ("num_queries", "u4"), ("num_steps", "u4"), ("num_slots", "u4"), ("max_depth", "u4"),
+        ("token_bytes", "u4"), ("logprob_bytes", "u4"), ("beam_capacity", "u4"), ("result_capacity", "u4"),
+        ("candidate_places", "u4"), ("result_places", "u4"), ("log2_table", "i4"), ("reserved", "u4"),
+    ],
+    align=True,
+)  # fmt: skip
+
+PACKED = np.dtype([(name, "u8") for name in
+                   ("hit_offsets", "key_ids", "scores", "normalised_scores", "token_offsets", "tokens")])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a launch must fit: the largest beam width and result limit of its queries, slots a row, tokens a hit."""
+
+    beam_width: int
+    num_results: int
+    num_slots: int
+    max_depth: int
+
+    def check(self) -> None:
+        """UsageError for what the kernels cannot hold."""
+        hint = "--engine cpu has no such limit"
+        for name, value in (("beam width", self.beam_width), ("number of results", self.num_results)):
+            if value > MAX_BEAM_WIDTH:
+                raise UsageError(f"{name} {value} is more than the cuda engine's {MAX_BEAM_WIDTH}", hint=hint)
+        if self.num_slots > MAX_SLOTS:
+            raise UsageError(f"{self.num_slots} proposals a step are more than {MAX_SLOTS}", hint=hint)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How one kernel is launched, and the capacities that it is told."""
+
+    kernel: str
+    blocks_per_group: int
+    num_threads: int
+    num_groups: int
+    shared_bytes: int
+    beam_capacity: int
+    result_capacity: int
+    candidate_places: int
+    result_places: int
+    log2_table: int
+    history_words: int
+    """Of each group, in global memory; 0 where it lies in shared memory."""
+    workspace_bytes: int
+    """Of each group, in global memory; 0 where the pools lie in shared memory."""
+
+    def fill(self, batch: npt.NDArray[Any]) -> None:
+        """The fields of a BATCH record that this launch settles."""
+        for name in ("beam_capacity", "result_capacity", "candidate_places", "result_places", "log2_table"):
+            batch[name] = getattr(self, name)
+        batch["workspace_bytes"] = self.workspace_bytes
+
+
+def root_end(louds: npt.NDArray[np.uint64]) -> int:
+    """The node behind the root's last child: one more than the ones with which ``louds`` begins."""
+    full = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+    word = 0
+    while word < len(louds):
+        block = louds[word : word + (1 << 16)]
+        partial = np.flatnonzero(block != full)
+        if len(partial):
+            word += int(partial[0])
+            inverted = ~int(louds[word]) & 0xFFFF_FFFF_FFFF_FFFF
+            return 64 * word + (inverted & -inverted).bit_length()
+        word += len(block)
+    return 1
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def log2_table(num_slots: int) -> int:
+    """Places of a step table: twice the slots, so that probes stay short."""
+    return max(6, (2 * num_slots - 1).bit_length()) if num_slots else 6
+
+
+def fixed_bytes(num_slots: int, num_threads: int, blocks_per_group: int) -> int:
+    """Shared memory of a block besides frontier, pools and history."""
+    histograms = (3 if blocks_per_group == 1 else 5) * _BIN_WORDS * 4
+    tables = 2 * (12 << log2_table(num_slots))
+    queues = num_threads // 32 * _QUEUE_PLACES * 8
+    return _CONTROL_BYTES + 2 * _BITMAP_WORDS * 4 + histograms + _MAX_TIES * 8 + tables + queues
+
+
+def plan_launch(
+    shape: Shape, num_queries: int, *, arch: int, num_multiprocessors: int, shared_bytes: int, kernel: str | None = None
+) -> Launch:
+    """The kernel for a batch and its sizes. ``shared_bytes``: most that a block may have; ``kernel`` forces one.
+
+    A cluster a query while the device has multiprocessors to spare for it, else one block a query; frontier and
+    pools in global memory where they don't fit into shared memory. UsageError for what no kernel can hold.
+    """
+    shape.check()
+    name = kernel or _choose(shape, num_queries, arch, num_multiprocessors)
+    if name != "search_spill":
+        launch = _in_shared(name, shape, num_queries, num_multiprocessors, shared_bytes)
+        if launch is not None:
+            return launch
+    fixed = fixed_bytes(shape.num_slots, NUM_THREADS, 1)
+    if fixed > shared_bytes:
+        raise UsageError(
+            f"{shape.num_slots} proposals a step need {fixed >> 10} KiB of shared memory, this GPU has "
+            f"{shared_bytes >> 10}", hint="fewer proposals, or --engine cpu",
+        )  # fmt: skip
+    beams, results = _up(shape.beam_width, 4), _up(shape.num_results, 4)
+    places = max(beams, results) + _SPILL_BUDGET, results + _SPILL_BUDGET
+    workspace = 16 * beams + _ENTRY_BYTES * sum(places)
+    return Launch(
+        "search_spill", 1, NUM_THREADS, min(num_queries, num_multiprocessors), fixed, beams, results, *places,
+        log2_table(shape.num_slots), _history_words(shape, beams), _up(workspace, 256),
+    )  # fmt: skip
+
+
+def _history_words(shape: Shape, beams: int) -> int:
+    return beams * max(shape.max_depth - 1, 0)
+
+
+def _in_shared(
+    name: str, shape: Shape, num_queries: int, num_multiprocessors: int, shared_bytes: int
+) -> Launch | None:
+    blocks, resident = KERNELS[name]
+    beams, results = _up(shape.beam_width, 4), _up(shape.num_results, 4)
+    fixed = fixed_bytes(shape.num_slots, NUM_THREADS, blocks) + 16 * beams
+    # Each resident block also costs the multiprocessor a KiB of its own.
+    spare = (shared_bytes + 1024) // resident - 1024 - fixed
+    least = _ENTRY_BYTES * (max(beams, results) + results + 2 * _MIN_BUDGET)
+    if spare < least:
+        return None
+    history = _history_words(shape, beams)
+    # The history is written once and read once; the pools matter more.
+    in_shared = spare - 4 * history >= 3 * least
+    extra = (spare - (4 * history if in_shared else 0) - least) // _ENTRY_BYTES
+    candidate_places = max(beams, results) + _MIN_BUDGET + extra * 2 // 5 // 4 * 4
+    result_places = results + _MIN_BUDGET + extra * 3 // 5 // 4 * 4
+    used = fixed + _ENTRY_BYTES * (candidate_places + result_places) + (4 * history if in_shared else 0)
+    return Launch(
+        name, blocks, NUM_THREADS, min(num_queries, max(num_multiprocessors // blocks, 1) * resident), used, beams,
+        results, candidate_places, result_places, log2_table(shape.num_slots), 0 if in_shared else history, 0,
+    )  # fmt: skip
+
+
+def _choose(shape: Shape, num_queries: int, arch: int, num_multiprocessors: int) -> str:
+    small = max(shape.beam_width, shape.num_results, shape.num_slots) <= _SMALL
+    if small:
+        return "search_block" if num_queries > num_multiprocessors else "search_alone"
+    if arch >= 90:
+        for name in ("search_cluster8", "search_cluster4"):
+            if num_queries * KERNELS[name][0] <= num_multiprocessors:
+                return name
+    return "search_alone"
