@@ -53,6 +53,24 @@ def describe(index: Index, *, levels: bool = False) -> dict[str, Any]:
     return described
 
 
+def describe_mask_index(file: IndexFile, *, verify: bool = False) -> dict[str, Any]:
+    """The same for an index of token masks; with ``verify``, every checksum is checked (opening checks the rest)."""
+    from flashtrie_cli.query.mask_statistics import describe_masks
+    from flashtrie_cli.query.token_masks import TokenMasks
+
+    if verify:
+        file.verify_checksums()
+    return {
+        "path": file.path,
+        "format_version": layout.VERSION,
+        "kind": layout.KIND_NAMES[file.kind],
+        "digest": file.digest,
+        "file_size": file.file_size,
+        "sections": sections_of(file),
+        **describe_masks(TokenMasks.open(file.path)),
+    }
+
+
 def sections_of(file: IndexFile) -> list[dict[str, Any]]:
     """The section table as plain values."""
     return [

@@ -11,13 +11,15 @@ from flashtrie_cli.commands.common import Debug, Force, Json, Quiet, Threads
 if TYPE_CHECKING:
     from flashtrie_cli.build import BuildReport
     from flashtrie_cli.keys.reader import KeyReader
+    from flashtrie_cli.masks_build import MaskBuildReport
 
 
 def command(
-    inputs: Annotated[
-        list[str], typer.Argument(metavar="INPUT...", help="Files of keys, plain, .gz or .zst; - is stdin.")
-    ],
     output: Annotated[str, typer.Option("--output", "-o", metavar="INDEX", help="The index file to write.")],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="INPUT...", help="Files of keys, plain, .gz or .zst; - is stdin."),
+    ] = None,
     kind: Annotated[
         str,
         typer.Option(
@@ -58,14 +60,66 @@ def command(
     estimate: Annotated[
         bool, typer.Option("--estimate", help="Read a sample only, and say what a build would take.")
     ] = False,
+    masks: Annotated[
+        bool, typer.Option("--masks", help="A finite set of strings as token masks of the tokenizer's model.")
+    ] = False,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=1, help="Masks: width of the model's logits; default the tokenizer's ids.")
+    ] = None,
+    eos: Annotated[
+        str | None, typer.Option(metavar="ID,...", help="Masks: tokens that end an answer; default by the tokenizer.")
+    ] = None,
+    json_quoted: Annotated[
+        bool, typer.Option("--json-quoted", help="Masks: members stand in quotes, escaped as JSON strings.")
+    ] = False,
+    prefix_space: Annotated[
+        bool, typer.Option("--prefix-space", help="Masks: members follow a space.")
+    ] = False,
+    json_schema: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Masks: the set is an enum of this JSON schema.")
+    ] = None,
+    pointer: Annotated[
+        str, typer.Option(help="Masks: JSON pointer to the enum, such as /properties/city.")
+    ] = "",
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Build an index from keys: sorted, made unique, compressed.
 
-    One key a line. Keys may come unsorted and more than once. The index appears whole or not at all.
+    One key a line. Keys may come unsorted and more than once. The index appears whole or not at all. With --masks
+    the lines are a set of strings, and the index says which tokens of a model may come next.
     """
+    from flashtrie_cli.errors import UsageError
+
+    if masks:
+        from flashtrie_cli.commands.common import thread_count
+        from flashtrie_cli.masks_build import build_masks
+
+        made = build_masks(
+            inputs or [],
+            output,
+            tokenizer=tokenizer,
+            form=kind,
+            json_schema=json_schema,
+            pointer=pointer,
+            vocab_size=vocab_size,
+            eos=eos,
+            json_quoted=json_quoted,
+            prefix_space=prefix_space,
+            codec=codec,
+            level=level,
+            threads=thread_count(threads),
+            force=force,
+        )
+        _show_masks(made, json=json, quiet=quiet)
+        return
+    if vocab_size or eos or json_quoted or prefix_space or json_schema or pointer:
+        raise UsageError(
+            "--vocab-size, --eos, --json-quoted, --prefix-space, --json-schema and --pointer go with --masks"
+        )
+    if not inputs:
+        raise UsageError("nothing to build from", hint="name files of keys, or - for stdin")
     from flashtrie_cli.build import BuildOptions, build_index
     from flashtrie_cli.commands.common import parse_size, thread_count
     from flashtrie_cli.estimate import estimate_build
@@ -162,6 +216,35 @@ def _show_report(report: BuildReport, source: KeyReader, *, quiet: bool) -> None
         rows.insert(
             -1, ("spilled", f"{counts['num_runs']} sorted runs, {size_text(counts['spilled_bytes'])}")
         )
+    summary(rows, quiet=quiet)
+
+
+def _show_masks(report: MaskBuildReport, *, json: bool, quiet: bool) -> None:
+    from flashtrie_cli.report import duration_text, peak_memory, size_text, summary
+    from flashtrie_cli.streams import print_json
+
+    counts = report.counts
+    if json:
+        print_json(
+            {
+                "schema": "flashtrie.build/1",
+                "index": report.path,
+                "file_size": report.file_size,
+                **counts,
+                "seconds": report.seconds,
+                "peak_memory": peak_memory(),
+            }
+        )
+        return
+    rows = [
+        ("strings read", f"{counts['num_members_read']:,}"),
+        ("empty lines skipped", f"{counts['num_empty_lines_skipped']:,}"),
+        ("members", f"{counts['num_members']:,}"),
+        ("nodes", f"{counts['num_nodes']:,}, {counts['num_entries']:,} allowed tokens"),
+        ("vocabulary", f"{counts['vocab_size']:,} ids ({counts['vocabulary_form']}), ends {counts['eos']}"),
+        ("index", f"{report.path}, {size_text(report.file_size)}; {size_text(counts['resident_bytes'])} in memory"),
+        *((f"  {stage}", duration_text(spent)) for stage, spent in report.seconds.items()),
+    ]
     summary(rows, quiet=quiet)
 
 

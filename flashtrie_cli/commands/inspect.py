@@ -22,12 +22,22 @@ def command(
 ) -> None:
     """Show header, sections, counts and bits a key by part; --json for CI."""
     from flashtrie_cli.commands.common import thread_count
+    from flashtrie_cli.format import layout
+    from flashtrie_cli.format.reader import IndexFile
     from flashtrie_cli.index import Index
-    from flashtrie_cli.inspect import describe
+    from flashtrie_cli.inspect import describe, describe_mask_index
     from flashtrie_cli.inspect import verify as verify_index
     from flashtrie_cli.streams import print_json
 
-    opened = Index.open(index, threads=thread_count(threads))
+    file = IndexFile.open(index)
+    if file.kind == layout.KIND_TOKEN_MASKS:
+        described = describe_mask_index(file, verify=verify)
+        if json:
+            print_json({"schema": "flashtrie.inspect/1", **described})
+        else:
+            _show_masks(described)
+        return
+    opened = Index(file, threads=thread_count(threads))
     described = describe(opened, levels=levels or json)
     if verify:
         described["verified"] = verify_index(opened)
@@ -35,6 +45,48 @@ def command(
         print_json({"schema": "flashtrie.inspect/1", **described})
         return
     _show(described)
+
+
+def _show_masks(d: dict[str, Any]) -> None:
+    from flashtrie_cli.report import size_text, table
+
+    allowed = d["allowed_per_node"]
+    rows = [
+        ("kind", f"{d['kind']}, format version {d['format_version']}"),
+        ("digest", d["digest"]),
+        ("members", f"{d['num_members']:,}"),
+        ("nodes", f"{d['num_nodes']:,}, {d['num_terminals']:,} of them ends of members"),
+        ("vocabulary", f"{d['vocab_size']:,} ids, ends {d['eos']}"),
+        ("allowed tokens", f"{d['num_entries']:,}; a node {allowed['mean']:.2f} on average, {allowed['max']:,} at most"),
+        ("distinct masks", f"{d['num_distinct_masks']:,}"),
+        ("file", size_text(d["file_size"])),
+        ("resident", size_text(d["memory"]["resident"])),
+    ]
+    table(d["path"], [("", "left"), ("", "left")], [list(row) for row in rows])
+    table(
+        "nodes by allowed tokens",
+        [("tokens", "left"), ("nodes", "right")],
+        [[bound, f"{count:,}"] for bound, count in allowed["histogram"].items() if count],
+    )
+    table(
+        "largest nodes",
+        [("node", "right"), ("allowed tokens", "right")],
+        [[f"{one['node']:,}", f"{one['num_allowed']:,}"] for one in d["largest"]],
+    )
+    _show_sections(d["sections"])
+
+
+def _show_sections(sections: list[dict[str, Any]]) -> None:
+    from flashtrie_cli.report import size_text, table
+
+    table(
+        "sections",
+        [("name", "left"), ("codec", "left"), ("raw", "right"), ("stored", "right"), ("ratio", "right")],
+        [
+            [s["name"], s["codec"], size_text(s["raw_size"]), size_text(s["stored_size"]), f"{s['ratio']:.2f}"]
+            for s in sections
+        ],
+    )
 
 
 def _show(d: dict[str, Any]) -> None:
@@ -56,20 +108,7 @@ def _show(d: dict[str, Any]) -> None:
         ("resident", size_text(d["resident_size"])),
     ]
     table(d["path"], [("", "left"), ("", "left")], [list(row) for row in rows])
-    table(
-        "sections",
-        [("name", "left"), ("codec", "left"), ("raw", "right"), ("stored", "right"), ("ratio", "right")],
-        [
-            [
-                s["name"],
-                s["codec"],
-                size_text(s["raw_size"]),
-                size_text(s["stored_size"]),
-                f"{s['ratio']:.2f}",
-            ]
-            for s in d["sections"]
-        ],
-    )
+    _show_sections(d["sections"])
     table(
         "bits a key",
         [("part", "left"), ("bits", "right")],
