@@ -1,237 +1,170 @@
 #include "search.hpp"
 
+#include <barrier>
 #include <chrono>
+#include <memory>
+#include <thread>
 
-#include "scan.hpp"
-#include "step_row.hpp"
+#include "expander.hpp"
 #include "threads.hpp"
-#include "top.hpp"
 
 namespace flashtrie {
 namespace {
 
-// A fan-out this many times the number of proposals is searched once per proposal instead of scanned: a binary
-// search costs about as much as scanning this many labels (measured: 80 ns against 0.4 ns a label with AVX-512).
-constexpr uint64_t kScanPerSlot = 192;
-
 // Beams expanded between two looks at the floors; enough that their reads overlap.
 constexpr uint32_t kBeamsPerTurn = 64;
 
-struct Candidate {
-  uint64_t key;     // rank_key(score, node)
-  uint32_t parent;  // place in the frontier it was expanded from
-  uint32_t token;
-};
-
-struct Result {
-  uint64_t key;  // rank_key(normalised score, node)
-  float score;
-  uint32_t depth;   // number of tokens
-  uint32_t parent;  // place in the frontier of step depth - 1
-  uint32_t token;
-};
-
-// A hit that may count, once its node's line says what it is.
-struct Pending {
-  uint64_t key;  // rank_key(score, child)
-  float total;   // score, and the end of sequence where one is asked for
-  uint32_t child, beam, token;
-};
+// From this beam width on, the beams of one query are shared among threads that have no query of their own
+// (measured: starting a thread costs 30 us, a step of this many beams 100 us).
+constexpr uint32_t kMinSharedBeams = 512;
 
 struct Survivor {
   uint32_t parent, token;
 };
 
-inline void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
-
-// One thread's search, its buffers kept from query to query.
+// Searches one query at a time, on one thread or with the beams of each step shared among several. Buffers are
+// kept from query to query.
 class Searcher {
  public:
-  Searcher(const Trie& trie, const SearchParams& params) : trie_(trie.view()), params_(params), scan_(scan_labels()) {}
+  Searcher(const Trie& trie, const SearchParams& params, int num_workers) : trie_(trie.view()), params_(params) {
+    for (int worker = 0; worker < num_workers; ++worker) expanders_.emplace_back(trie_, params_);
+  }
 
   // Afterwards `results` holds the hits, best first.
   void run(const uint32_t* tokens, const float* logprobs, uint64_t num_steps, uint64_t num_slots);
-  std::span<const Result> results() const { return results_.items(); }
+  std::span<const Result> results() const { return expanders_[0].results().items(); }
   // The tokens of a result, front to back.
   void backtrace(const Result& result, std::vector<uint32_t>& to) const;
 
  private:
-  void begin_step(const uint32_t* tokens, const float* logprobs, uint64_t num_steps, uint64_t num_slots);
-  bool may_contribute(uint32_t beam) const;
-  void find_ranges(uint32_t begin, uint32_t end);
-  void find_hits(uint32_t begin, uint32_t end);
-  void search_wide(ChildRange range);
-  void judge_hits();
-  void route(const Pending& hit);
+  // The grid of the query at hand.
+  struct Grid {
+    const uint32_t* tokens;
+    const float* logprobs;
+    uint64_t num_steps, num_slots;
+  };
+
+  void run_alone(const Grid& grid);
+  void run_shared(const Grid& grid);
+  void begin_step(const Grid& grid, uint32_t number);
+  void expand_turns(Expander& expander);
   void end_step();
 
   const TrieView trie_;
   const SearchParams params_;
-  const ScanLabels scan_;
+  std::vector<Expander> expanders_;  // one a worker; the first gathers what the others found
   StepRow row_;
-  uint32_t step_ = 0;
-  bool can_end_ = true;   // whether results are possible at this step
-  float end_logprob_ = 0;  // of the end of sequence at the next step; 0 without one
-  float best_logprob_ = 0;       // of this step's proposals
-  std::vector<uint32_t> nodes_;  // the frontier, best first
-  std::vector<float> scores_;
-  std::vector<ChildRange> ranges_;
-  std::vector<uint32_t> hit_children_, hit_beams_;
-  uint64_t num_hits_ = 0;
-  std::vector<Pending> pending_;
-  Top<Candidate> candidates_;
-  Top<Result> results_;
+  Step step_{};
+  Frontier frontier_;
+  std::atomic<uint32_t> next_beam_{0};
   std::vector<std::vector<Survivor>> history_;  // by step, by place in the frontier after it
 };
 
 void Searcher::run(const uint32_t* tokens, const float* logprobs, uint64_t num_steps, uint64_t num_slots) {
-  nodes_.assign(1, 0);
-  scores_.assign(1, 0.0f);
-  results_.reset(params_.num_results);
+  frontier_.nodes.assign(1, 0);
+  frontier_.scores.assign(1, 0.0f);
+  for (Expander& expander : expanders_) expander.begin_query();
   if (history_.size() < num_steps) history_.resize(num_steps);
-  const uint64_t row = num_slots;
-  for (step_ = 0; step_ < num_steps && !nodes_.empty(); ++step_) {
-    begin_step(tokens + step_ * row, logprobs + step_ * row, num_steps, num_slots);
-    // Best beams first, some at a time: their candidates raise the floors that the next ones must reach at all.
-    const uint32_t num_beams = static_cast<uint32_t>(nodes_.size());
-    for (uint32_t begin = 0; begin < num_beams && may_contribute(begin); begin += kBeamsPerTurn) {
-      const uint32_t end = std::min(begin + kBeamsPerTurn, num_beams);
-      find_ranges(begin, end);
-      find_hits(begin, end);
-      judge_hits();
-    }
+  const Grid grid{tokens, logprobs, num_steps, num_slots};
+  if (expanders_.size() == 1)
+    run_alone(grid);
+  else
+    run_shared(grid);
+  Top<Result>& results = expanders_[0].results();
+  for (size_t other = 1; other < expanders_.size(); ++other) results.merge(expanders_[other].results());
+  results.select();
+  results.sort();
+}
+
+void Searcher::run_alone(const Grid& grid) {
+  for (uint32_t number = 0; number < grid.num_steps && !frontier_.nodes.empty(); ++number) {
+    begin_step(grid, number);
+    expand_turns(expanders_[0]);
     end_step();
   }
-  results_.select();
-  results_.sort();
 }
 
-void Searcher::begin_step(const uint32_t* tokens, const float* logprobs, uint64_t num_steps, uint64_t num_slots) {
-  row_.load(trie_, params_, tokens, logprobs, num_slots);
-  best_logprob_ = row_.best_logprob();
-  candidates_.reset(params_.beam_width);
-  can_end_ = true;
-  end_logprob_ = 0;
-  if (params_.eos == kNoToken) return;
-  can_end_ = false;
-  if (step_ + 1 == num_steps) return;
-  for (uint64_t slot = num_slots; slot < 2 * num_slots; ++slot) {
-    if (!slot_ends(params_, tokens[slot], logprobs[slot])) continue;
-    end_logprob_ = can_end_ ? std::max(end_logprob_, logprobs[slot]) : logprobs[slot];
-    can_end_ = true;
-  }
-}
-
-// Whether a beam, or any behind it, could still give a candidate or a result that stays. Float addition and the
-// length factor are monotone, so what the best proposal cannot reach nothing can; node 0 would win every tie.
-bool Searcher::may_contribute(uint32_t beam) const {
-  const float score = scores_[beam] + best_logprob_;
-  if (candidates_.admits(rank_key(score, 0))) return true;
-  const float total = params_.eos == kNoToken ? score : score + end_logprob_;
-  return can_end_ && results_.admits(rank_key(total * params_.length_factors[step_ + 1], 0));
-}
-
-// Two dependent reads a beam; those of a turn overlap, since each pass prefetches for the next.
-void Searcher::find_ranges(uint32_t begin, uint32_t end) {
-  ranges_.resize(nodes_.size());
-  for (uint32_t beam = begin; beam < end; ++beam) {
-    const uint32_t node = nodes_[beam];
-    const NodeLine& line = trie_.lines[node >> 6];
-    if (line.wide == kNotWide) {
-      const uint64_t bit = (uint64_t(node) & ~uint64_t(63)) + line.first_child - 1;
-      prefetch(trie_.louds + (bit >> 6));
-    } else {
-      prefetch(trie_.wide + uint64_t(line.wide) * kWideStride + (node & 63));
+// Two barriers a step: one opens it to all workers, one waits for the last of them.
+void Searcher::run_shared(const Grid& grid) {
+  const int num_workers = static_cast<int>(expanders_.size());
+  std::barrier<> gate(num_workers);
+  bool is_over = false;
+  std::exception_ptr failure;
+  std::mutex failure_mutex;
+  auto expand = [&](int worker) {
+    try {
+      expand_turns(expanders_[worker]);
+    } catch (...) {
+      std::lock_guard<std::mutex> lock(failure_mutex);
+      failure = std::current_exception();
     }
-  }
-  for (uint32_t beam = begin; beam < end; ++beam) {
-    ranges_[beam] = child_range(trie_, nodes_[beam]);
-    prefetch(trie_.label_low + ranges_[beam].first);
-  }
-}
-
-void Searcher::find_hits(uint32_t begin, uint32_t end) {
-  num_hits_ = 0;
-  const uint64_t num_distinct = row_.tokens().size();
-  if (num_distinct == 0) return;
-  for (uint32_t beam = begin; beam < end; ++beam) {
-    const ChildRange range = ranges_[beam];
-    const uint64_t fan_out = range.fan_out();
-    const uint64_t room = num_hits_ + std::max(fan_out, num_distinct) + kScanSlack;
-    if (hit_children_.size() < room) {
-      hit_children_.resize(2 * room);
-      hit_beams_.resize(2 * room);
-    }
-    const uint64_t before = num_hits_;
-    if (fan_out > kScanPerSlot * num_distinct)
-      search_wide(range);
-    else if (fan_out < 8)
-      num_hits_ += scan_labels_portable(trie_.label_low + range.first, fan_out, row_.bitmap(), range.first,
-                                        hit_children_.data() + num_hits_);
-    else
-      num_hits_ += scan_(trie_.label_low + range.first, fan_out, row_.bitmap(), range.first,
-                         hit_children_.data() + num_hits_);
-    for (uint64_t hit = before; hit < num_hits_; ++hit) hit_beams_[hit] = beam;
-  }
-}
-
-void Searcher::search_wide(ChildRange range) {
-  for (uint32_t token : row_.tokens()) {
-    const uint32_t child = find_child(trie_, range, token);
-    if (child != kNoNode) hit_children_[num_hits_++] = child;
-  }
-}
-
-// First what needs no memory beyond the labels: score and floors. What passes has its line prefetched, and is
-// routed once the lines of all are under way.
-void Searcher::judge_hits() {
-  constexpr size_t kAhead = 64;
-  const float factor = params_.length_factors[step_ + 1];
-  pending_.clear();
-  auto route_all = [this] {
-    for (const Pending& hit : pending_) route(hit);
-    pending_.clear();
   };
-  for (uint64_t hit = 0; hit < num_hits_; ++hit) {
-    const uint32_t child = hit_children_[hit], beam = hit_beams_[hit];
-    const uint32_t token = label(trie_, child);
-    float logprob;
-    if (!row_.find(token, &logprob)) continue;
-    const float score = scores_[beam] + logprob;
-    if (!(score > params_.sequence_threshold)) continue;
-    const float total = params_.eos == kNoToken ? score : score + end_logprob_;
-    const uint64_t key = rank_key(score, child);
-    if (!candidates_.admits(key) && !(can_end_ && results_.admits(rank_key(total * factor, child)))) continue;
-    prefetch(trie_.lines + (child >> 6));
-    pending_.push_back({key, total, child, beam, token});
-    if (pending_.size() == kAhead) route_all();
+  std::vector<std::thread> helpers;
+  for (int worker = 1; worker < num_workers; ++worker)
+    helpers.emplace_back([&, worker] {
+      for (gate.arrive_and_wait(); !is_over; gate.arrive_and_wait()) {
+        expand(worker);
+        gate.arrive_and_wait();
+      }
+    });
+  try {  // nothing between the two gates throws, so the helpers always wait at the first one
+    for (uint32_t number = 0; number < grid.num_steps && !frontier_.nodes.empty() && !failure; ++number) {
+      begin_step(grid, number);
+      gate.arrive_and_wait();
+      expand(0);
+      gate.arrive_and_wait();
+      for (int other = 1; other < num_workers; ++other)
+        expanders_[0].candidates().merge(expanders_[other].candidates());
+      end_step();
+    }
+  } catch (...) {
+    failure = std::current_exception();
   }
-  route_all();
+  is_over = true;
+  gate.arrive_and_wait();
+  for (std::thread& helper : helpers) helper.join();
+  if (failure) std::rethrow_exception(failure);
 }
 
-void Searcher::route(const Pending& hit) {
-  const NodeLine& line = trie_.lines[hit.child >> 6];
-  const uint64_t bit = uint64_t(1) << (hit.child & 63);
-  candidates_.push_if(!(line.leaf & bit) & candidates_.admits(hit.key), {hit.key, hit.beam, hit.token});
-  if (!can_end_) return;
-  const uint64_t result_key = rank_key(hit.total * params_.length_factors[step_ + 1], hit.child);
-  results_.push_if((line.terminal & bit) && results_.admits(result_key),
-                   {result_key, hit.total, step_ + 1, hit.beam, hit.token});
+void Searcher::begin_step(const Grid& grid, uint32_t number) {
+  const uint32_t* tokens = grid.tokens + number * grid.num_slots;
+  const float* logprobs = grid.logprobs + number * grid.num_slots;
+  row_.load(trie_, params_, tokens, logprobs, grid.num_slots);
+  for (Expander& expander : expanders_) expander.begin_step();
+  next_beam_.store(0, std::memory_order_relaxed);
+  step_ = {&row_, number, params_.eos == kNoToken, 0};
+  if (step_.can_end || number + 1 == grid.num_steps) return;
+  for (uint64_t slot = grid.num_slots; slot < 2 * grid.num_slots; ++slot) {
+    if (!slot_ends(params_, tokens[slot], logprobs[slot])) continue;
+    step_.end_logprob = step_.can_end ? std::max(step_.end_logprob, logprobs[slot]) : logprobs[slot];
+    step_.can_end = true;
+  }
+}
+
+// Best beams first, some at a time: their candidates raise the floors that the next ones must reach at all.
+void Searcher::expand_turns(Expander& expander) {
+  const uint32_t num_beams = static_cast<uint32_t>(frontier_.nodes.size());
+  while (true) {
+    const uint32_t begin = next_beam_.fetch_add(kBeamsPerTurn, std::memory_order_relaxed);
+    if (begin >= num_beams || !expander.may_contribute(frontier_, step_, begin)) return;
+    expander.expand(frontier_, step_, begin, std::min(begin + kBeamsPerTurn, num_beams));
+  }
 }
 
 void Searcher::end_step() {
-  candidates_.select();
-  candidates_.sort();
-  const std::span<const Candidate> kept = candidates_.items();
-  std::vector<Survivor>& history = history_[step_];
-  nodes_.resize(kept.size());
-  scores_.resize(kept.size());
+  Top<Candidate>& candidates = expanders_[0].candidates();
+  candidates.select();
+  candidates.sort();
+  const std::span<const Candidate> kept = candidates.items();
+  std::vector<Survivor>& history = history_[step_.number];
+  frontier_.nodes.resize(kept.size());
+  frontier_.scores.resize(kept.size());
   history.resize(kept.size());
   for (size_t i = 0; i < kept.size(); ++i) {
-    nodes_[i] = key_node(kept[i].key);
-    scores_[i] = key_score(kept[i].key);
+    frontier_.nodes[i] = key_node(kept[i].key);
+    frontier_.scores[i] = key_score(kept[i].key);
     history[i] = {kept[i].parent, kept[i].token};
-    prefetch(trie_.lines + (nodes_[i] >> 6));
+    __builtin_prefetch(trie_.lines + (frontier_.nodes[i] >> 6));
   }
 }
 
@@ -276,10 +209,13 @@ SearchOutput search(const Trie& trie, const Grids& grids, const SearchParams& pa
   const uint64_t num_parts = (grids.num_queries + grain - 1) / grain;
   std::vector<Part> parts(num_parts);
   std::vector<std::unique_ptr<Searcher>> searchers(std::max(num_threads, 1));
+  // Threads without a query of their own help with the beams of one.
+  const uint64_t spare = grids.num_queries > 0 ? std::max(num_threads, 1) / grids.num_queries : 1;
+  const int num_workers = params.beam_width >= kMinSharedBeams ? static_cast<int>(std::max<uint64_t>(spare, 1)) : 1;
   SearchOutput all;
   all.query_ns.resize(grids.num_queries);
   parallel_for(grids.num_queries, grain, num_threads, [&](int worker, uint64_t begin, uint64_t end) {
-    if (!searchers[worker]) searchers[worker] = std::make_unique<Searcher>(trie, params);
+    if (!searchers[worker]) searchers[worker] = std::make_unique<Searcher>(trie, params, num_workers);
     Searcher& searcher = *searchers[worker];
     Part& part = parts[begin / grain];
     const uint64_t grid = grids.num_steps * grids.num_slots;

@@ -28,6 +28,11 @@ class Top {
     if (size_ == items_.size()) select();
   }
 
+  // Takes what another has kept.
+  void merge(const Top& other) {
+    for (const Item& item : other.items()) push_if(admits(item.key), item);
+  }
+
   // Leaves exactly the best `limit` (or all, if fewer), in no order.
   void select() {
     if (size_ <= limit_) return;
