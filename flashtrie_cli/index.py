@@ -22,6 +22,9 @@ from flashtrie_cli.trie.stored import StoredTrie
 
 WALK_BATCH = 1 << 14
 
+MAX_TEXT_RATIO = 1000
+"""Text compresses tenfold, not a thousandfold."""
+
 META_FIELDS = {
     "num_keys": int,
     "num_nodes": int,
@@ -63,7 +66,9 @@ class Index:
     def __init__(self, file: IndexFile, *, engine: str = "auto", threads: int = 1, device: int = 0):
         if file.kind != layout.KIND_TOKEN_TRIE:
             raise IndexFileError(
-                f"is a {layout.KIND_NAMES[file.kind]}, not a token trie", file=file.path, hint="see flashtrie mask"
+                f"is a {layout.KIND_NAMES[file.kind]}, not a token trie",
+                file=file.path,
+                hint="see flashtrie mask",
             )
         self.file = file
         self.meta: dict[str, Any] = self._checked_meta(file.json(layout.META))
@@ -146,7 +151,9 @@ class Index:
         return None if self.values is None else self.values.of(key_id)
 
     def _checked_meta(self, meta: Any) -> dict[str, Any]:
-        known = isinstance(meta, dict) and all(type(meta.get(name)) is kind for name, kind in META_FIELDS.items())
+        known = isinstance(meta, dict) and all(
+            type(meta.get(name)) is kind for name, kind in META_FIELDS.items()
+        )
         if not known or meta["value_kind"] not in ("none", "unsigned", "float"):
             self._refuse("section meta lacks what an index says of itself")
         if any(meta[name] < 0 for name, kind in META_FIELDS.items() if kind is int):
@@ -179,10 +186,13 @@ class Index:
     def _load_vocabulary(self) -> FrozenVocabulary | HuggingFaceTokenizer | None:
         kind = self.meta["tokenizer"]
         if kind == "words":
+            self._check_ratio(layout.WORD_TEXT)
+            self._check_ratio(layout.WORD_ENDS)
             text = self.file.array(layout.WORD_TEXT, np.uint8, threads=self._threads)
             ends = self.file.array(layout.WORD_ENDS, np.int64, threads=self._threads)
             return FrozenVocabulary(text, np.concatenate((np.zeros(1, np.int64), ends)), self.path)
         if kind == "hf":
+            self._check_ratio(layout.TOKENIZER)
             try:
                 return HuggingFaceTokenizer.from_index(self.file.bytes(layout.TOKENIZER), self.path)
             except UsageError:
@@ -190,6 +200,12 @@ class Index:
         if kind != "ids":
             self._refuse(f"has an unknown tokenizer {kind!r}")
         return None
+
+    def _check_ratio(self, name: str) -> None:
+        """No count bounds these sections, so a few bytes must not unpack to gigabytes."""
+        section = self.file.section(name)
+        if section.raw_size > (1 << 20) + MAX_TEXT_RATIO * section.stored_size:
+            self._refuse(f"section {name} unpacks to more than {MAX_TEXT_RATIO} times its size")
 
     def _check_labels(self) -> None:
         """Every token of an index of words must be one of its words."""

@@ -56,14 +56,14 @@ class IndexFile:
         return name in self.sections
 
     def raw_size(self, name: str) -> int:
-        return self._section(name).raw_size
+        return self.section(name).raw_size
 
     def array(self, name: str, dtype: npt.DTypeLike, *, threads: int = 1, spare: int = 0) -> npt.NDArray[Any]:
         """A section as a one-dimensional array; a raw one is a view of the mapped file, read-only.
 
         ``spare`` more elements are readable behind the section's own (their values mean nothing).
         """
-        section = self._section(name)
+        section = self.section(name)
         item = np.dtype(dtype).newbyteorder("<")
         if section.raw_size % item.itemsize:
             self._refuse(f"section {name} is not a whole number of {item.itemsize}-byte elements")
@@ -86,7 +86,7 @@ class IndexFile:
         return self.array(name, np.uint8).tobytes()
 
     def json(self, name: str) -> Any:
-        if self._section(name).raw_size > layout.MAX_JSON_SIZE:
+        if self.section(name).raw_size > layout.MAX_JSON_SIZE:
             self._refuse(f"section {name} is larger than {layout.MAX_JSON_SIZE} bytes")
         try:
             return json.loads(self.bytes(name))
@@ -98,7 +98,8 @@ class IndexFile:
         for section in self.sections.values():
             self._check_sum(section)
 
-    def _section(self, name: str) -> Section:
+    def section(self, name: str) -> Section:
+        """A row of the section table; IndexFileError where there is none."""
         if name not in self.sections:
             self._refuse(f"section {name} is missing")
         return self.sections[name]
@@ -119,7 +120,9 @@ class IndexFile:
             # The frame says its size before anything is allocated, so a lying frame cannot fill the memory.
             if zstandard.get_frame_parameters(stored).content_size != want:
                 raise zstandard.ZstdError("frame has another size than its section says")
-            raw = zstandard.ZstdDecompressor().decompress(stored, max_output_size=want, allow_extra_data=False)
+            raw = zstandard.ZstdDecompressor().decompress(
+                stored, max_output_size=want, allow_extra_data=False
+            )
             if len(raw) != want:
                 raise zstandard.ZstdError("frame is cut short")
             frames.unshuffle_into(raw, section.element_size, target[begin : begin + want])
@@ -194,7 +197,9 @@ def _open(path: str, data: memoryview) -> IndexFile:
 
 
 def _section(kind: int, row: bytes) -> Section | None:
-    name, codec, element_size, reserved, offset, stored, raw, num_frames, checksum, spare = layout.SECTION.unpack(row)
+    name, codec, element_size, reserved, offset, stored, raw, num_frames, checksum, spare = (
+        layout.SECTION.unpack(row)
+    )
     try:
         text = name.rstrip(b"\0").decode("ascii")
     except UnicodeDecodeError:
@@ -211,7 +216,9 @@ def _fits(section: Section, frame_sizes: npt.NDArray[np.uint32], table_offset: i
     if section.offset + section.stored_size > table_offset:
         return False
     if section.codec == layout.CODEC_RAW:
-        return section.num_frames == 0 and section.stored_size == section.raw_size and section.element_size == 0
+        return (
+            section.num_frames == 0 and section.stored_size == section.raw_size and section.element_size == 0
+        )
     frames_needed = -(-section.raw_size // layout.FRAME_SIZE)
     return (
         section.num_frames == len(frame_sizes) == frames_needed

@@ -30,7 +30,13 @@ class IndexWriter:
     """
 
     def __init__(
-        self, path: str, *, kind: int, codec: str = "zstd", level: int = DEFAULT_LEVEL, threads: int = 1,
+        self,
+        path: str,
+        *,
+        kind: int,
+        codec: str = "zstd",
+        level: int = DEFAULT_LEVEL,
+        threads: int = 1,
         force: bool = False,
     ):
         self.path = path
@@ -68,7 +74,9 @@ class IndexWriter:
         """A section from an array, or anything with a buffer; ``element_size`` > 1 shuffles its bytes by planes."""
         data = memoryview(np.ascontiguousarray(array)).cast("B") if array.size else memoryview(b"")
         step = layout.FRAME_SIZE
-        self.add_chunks(name, (data[at : at + step] for at in range(0, len(data), step)), element_size=element_size)
+        self.add_chunks(
+            name, (data[at : at + step] for at in range(0, len(data), step)), element_size=element_size
+        )
 
     def add_json(self, name: str, value: Any) -> None:
         """A section of JSON with sorted keys."""
@@ -92,8 +100,14 @@ class IndexWriter:
             num_frames = 0
         self._sections.append(
             layout.Section(
-                name, codec, element_size if codec != layout.CODEC_RAW else 0, begin, self._offset - begin, raw_size,
-                num_frames, checksum,
+                name,
+                codec,
+                element_size if codec != layout.CODEC_RAW else 0,
+                begin,
+                self._offset - begin,
+                raw_size,
+                num_frames,
+                checksum,
             )
         )
 

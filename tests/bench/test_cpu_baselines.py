@@ -36,7 +36,9 @@ def test_same_bytes_as_the_reference(tmp_path, plan, vocabulary):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    keys=st.lists(st.lists(st.integers(0, 5) | st.sampled_from([65_535, 65_536, 2**31 - 1]), max_size=4), max_size=30),
+    keys=st.lists(
+        st.lists(st.integers(0, 5) | st.sampled_from([65_535, 65_536, 2**31 - 1]), max_size=4), max_size=30
+    ),
     seed=st.integers(0, 1000),
     width=st.integers(1, 6),
 )
