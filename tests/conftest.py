@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-ROOT = Path(__file__).resolve().parent.parent
+import flashtrie_cli
+
+HERE = Path(__file__).resolve().parent
+PACKAGE_HOME = Path(flashtrie_cli.__file__).resolve().parent.parent
+"""Where the package under test lies: the checkout, or an environment that it is installed in."""
 COMMAND = [sys.executable, "-m", "flashtrie_cli"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGE_HOME), "PYTHONDONTWRITEBYTECODE": "1"}
 
 settings.register_profile(
     "flashtrie",
@@ -39,7 +43,7 @@ def run_flashtrie(
         [*COMMAND, *map(str, arguments)],
         input=stdin,
         env=ENVIRONMENT,
-        cwd=ROOT,
+        cwd=HERE,
         **options,  # type: ignore[call-overload]
     )
 
@@ -81,3 +85,17 @@ def assert_one_line(stderr: bytes, *parts: str) -> None:
 def leftovers(folder: Path, expected: Sequence[str] = ()) -> list[str]:
     """What lies in a folder beside what is expected."""
     return sorted(set(os.listdir(folder)) - set(expected))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gpu-required", action="store_true", help="a test marked gpu may not skip")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """On a machine that promises a GPU, a skipped GPU test is a failed one."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if report.skipped and item.get_closest_marker("gpu") and item.config.getoption("--gpu-required"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped where a GPU is required: {report.longrepr[2]}"

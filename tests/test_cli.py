@@ -15,25 +15,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import COMMAND, ENVIRONMENT, ROOT, Run, assert_one_line, leftovers
+from conftest import COMMAND, ENVIRONMENT, HERE, Run, assert_one_line, leftovers
 
 from flashtrie_cli import cli
 
 HELP_SECONDS = 0.150
 CI_FACTOR = 4
-"""Continuous-integration machines are slow and shared; an import of numpy alone costs more than this allows."""
+"""Continuous-integration machines are slow and shared; numpy alone would take longer than this allows."""
 
 FLAGS = {
     "build": (
-        "--output -o --input --tokenizer --lowercase --values --value-type --duplicates --sorted --memory --threads -j "
-        "--codec --level --force -f --estimate --json --quiet -q --debug"
+        "--output -o --input --tokenizer --lowercase --values --value-type --duplicates --sorted --memory "
+        "--threads -j --codec --level --force -f --estimate --json --quiet -q --debug"
     ),
     "inspect": "--verify --levels --threads -j --json --debug",
     "lookup": "--mode --limit --ids --all --engine --threads -j --json --quiet -q --debug",
     "dump": "--output -o --ids --engine --json --quiet -q --debug",
     "search": (
-        "--beam-width -b --top-k -k --results -n --steps --alpha --token-threshold --sequence-threshold --eos --engine "
-        "--threads -j --output -o --format --force -f --json --quiet -q --debug"
+        "--beam-width -b --top-k -k --results -n --steps --alpha --token-threshold --sequence-threshold "
+        "--eos --engine --threads -j --output -o --format --force -f --json --quiet -q --debug"
     ),
 }
 
@@ -47,7 +47,7 @@ class TestStart:
         seconds = []
         for _ in range(7):
             began = time.perf_counter()
-            subprocess.run([*COMMAND, "--help"], env=ENVIRONMENT, cwd=ROOT, check=True, capture_output=True)
+            subprocess.run([*COMMAND, "--help"], env=ENVIRONMENT, cwd=HERE, check=True, capture_output=True)
             seconds.append(time.perf_counter() - began)
         assert statistics.median(seconds) < HELP_SECONDS * CI_FACTOR, seconds
 
@@ -63,7 +63,7 @@ class TestStart:
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments],
             env=ENVIRONMENT,
-            cwd=ROOT,
+            cwd=HERE,
             capture_output=True,
             check=True,
         )
@@ -180,11 +180,14 @@ class TestExitCodes:
         assert done.stdout == b""
 
     def test_4_is_an_engine_that_cannot_run(self, flashtrie: Run, words_index: Path) -> None:
-        code = "import sys\nsys.modules['flashtrie_cli._native'] = None\nfrom flashtrie_cli import cli\ncli.main()\n"
+        code = (
+            "import sys\nsys.modules['flashtrie_cli._native'] = None\n"
+            "from flashtrie_cli import cli\ncli.main()\n"
+        )
         done = subprocess.run(
             [sys.executable, "-c", code, "dump", words_index, "--engine", "cpu"],
             env=ENVIRONMENT,
-            cwd=ROOT,
+            cwd=HERE,
             capture_output=True,
             check=False,
         )
@@ -198,7 +201,7 @@ class TestExitCodes:
             "index.Index.open = broken\ncli.main()\n"
         )
         command = [sys.executable, "-c", code, "dump", str(words_index)]
-        done = subprocess.run(command, env=ENVIRONMENT, cwd=ROOT, capture_output=True, check=False)
+        done = subprocess.run(command, env=ENVIRONMENT, cwd=HERE, capture_output=True, check=False)
         assert done.returncode == 70
         assert_one_line(done.stderr, "internal error: AssertionError: two lines", "--debug")
 
@@ -256,7 +259,7 @@ class TestStreams:
         process = subprocess.Popen(
             [*COMMAND, command, str(ids_index), *arguments],
             env=ENVIRONMENT,
-            cwd=ROOT,
+            cwd=HERE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -335,7 +338,7 @@ class TestTrouble:
         target = tmp_path / "i.ft"
         command = [*COMMAND, "build", str(big_input), "--input", "ids", "-o", str(target), "--level", "22"]
         process = subprocess.Popen(
-            command, env=ENVIRONMENT, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            command, env=ENVIRONMENT, cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         time.sleep(seconds)
         assert process.poll() is None, "the build was over before it could be interrupted"
@@ -355,7 +358,7 @@ class TestTrouble:
         done = subprocess.run(
             [*COMMAND, "build", str(big_input), "--input", "ids", "-o", str(target), "--force"],
             env=ENVIRONMENT,
-            cwd=ROOT,
+            cwd=HERE,
             capture_output=True,
             check=False,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, 1 << 18)),
@@ -375,7 +378,7 @@ class TestTrouble:
         done = subprocess.run(
             [sys.executable, "-c", code, "build", str(keys), "--input", "ids", "-o", str(tmp_path / "i.ft")],
             env=ENVIRONMENT,
-            cwd=ROOT,
+            cwd=HERE,
             capture_output=True,
             check=False,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, 1 << 18)),

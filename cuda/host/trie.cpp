@@ -146,7 +146,7 @@ void Trie::derive_lines(const TrieArrays& arrays) {
   }
   if (child != num_nodes || fan_outs.position() != num_bits) refuse("louds has fewer children than nodes");
   view_.num_keys = static_cast<uint32_t>(terminals);
-  if (arrays.high_width > 0 && (highs * arrays.high_width + 63) / 64 + 1 > arrays.high_words)
+  if (arrays.high_width > 0 && (highs * arrays.high_width + 63) / 64 + kSpareWords > arrays.high_words)
     refuse("label_high is too short for its flags");
 }
 

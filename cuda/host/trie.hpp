@@ -25,7 +25,7 @@ struct TrieArrays {
   const uint64_t* high_flags = nullptr;
   uint64_t high_flag_words = 0;
   const uint64_t* high_bits = nullptr;
-  uint64_t high_words = 0;
+  uint64_t high_words = 0;  // with kSpareWords words of padding, too
   int high_width = 0;
   uint64_t num_nodes = 0;
 };

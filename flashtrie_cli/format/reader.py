@@ -56,14 +56,14 @@ class IndexFile:
         return name in self.sections
 
     def raw_size(self, name: str) -> int:
-        return self._section(name).raw_size
+        return self.section(name).raw_size
 
     def array(self, name: str, dtype: npt.DTypeLike, *, threads: int = 1, spare: int = 0) -> npt.NDArray[Any]:
         """A section as a one-dimensional array; a raw one is a view of the mapped file, read-only.
 
         ``spare`` more elements are readable behind the section's own (their values mean nothing).
         """
-        section = self._section(name)
+        section = self.section(name)
         item = np.dtype(dtype).newbyteorder("<")
         if section.raw_size % item.itemsize:
             self._refuse(f"section {name} is not a whole number of {item.itemsize}-byte elements")
@@ -86,7 +86,7 @@ class IndexFile:
         return self.array(name, np.uint8).tobytes()
 
     def json(self, name: str) -> Any:
-        if self._section(name).raw_size > layout.MAX_JSON_SIZE:
+        if self.section(name).raw_size > layout.MAX_JSON_SIZE:
             self._refuse(f"section {name} is larger than {layout.MAX_JSON_SIZE} bytes")
         try:
             return json.loads(self.bytes(name))
@@ -98,7 +98,8 @@ class IndexFile:
         for section in self.sections.values():
             self._check_sum(section)
 
-    def _section(self, name: str) -> Section:
+    def section(self, name: str) -> Section:
+        """A row of the section table; IndexFileError where there is none."""
         if name not in self.sections:
             self._refuse(f"section {name} is missing")
         return self.sections[name]

@@ -53,7 +53,6 @@ class StoredTrie:
             raise refuse("says nothing of its counts")
         if not 1 <= num_nodes <= 0xFFFF_FFFF or num_keys > num_nodes or high_width > MAX_HIGH_WIDTH:
             raise refuse("has counts out of range")
-        node_bytes = -(-num_nodes // 64) * 8
 
         def check(name: str, least: int, most: int) -> None:
             """Before anything is read: a section is as large as its nodes need, so no lie fills the memory."""
@@ -67,6 +66,14 @@ class StoredTrie:
             check(name, least, most)
             return file.array(name, np.uint64, threads=threads, spare=spare)
 
+        def bits(name: str, count: int, spare: int = 0) -> npt.NDArray[np.uint64]:
+            """``count`` bits, none set behind the last."""
+            size = -(-count // 64)
+            array = words(name, 8 * size, 8 * size, spare)
+            if int(array[size - 1]) >> (count - 64 * (size - 1)):
+                raise refuse(f"section {name} has bits behind the last")
+            return array
+
         def labels(name: str) -> npt.NDArray[np.uint16]:
             check(name, 2 * num_nodes, 2 * num_nodes)
             return file.array(name, np.uint16, threads=threads)
@@ -77,20 +84,19 @@ class StoredTrie:
             raise refuse(f"holds not one of {layout.TERMINAL} and {layout.INNER_TERMINAL}")
         if not file.has(layout.HIGH_FLAGS) == file.has(layout.LABEL_HIGH) == (high_width > 0):
             raise refuse("contradicts itself in the high parts of its labels")
-        louds_bytes = -(-(2 * num_nodes - 1) // 64) * 8
-        louds = words(layout.LOUDS, louds_bytes, louds_bytes, SPARE_WORDS)
+        louds = bits(layout.LOUDS, 2 * num_nodes - 1, SPARE_WORDS)
         label_low = label_delta = terminal = inner_terminal = None
         if file.has(layout.LABEL_DELTA):
             label_delta = labels(layout.LABEL_DELTA)
         else:
             label_low = labels(layout.LABEL_LOW)
         if file.has(layout.INNER_TERMINAL):
-            inner_terminal = words(layout.INNER_TERMINAL, 8, node_bytes, 0)
+            inner_terminal = words(layout.INNER_TERMINAL, 8, -(-num_nodes // 64) * 8, 0)
         else:
-            terminal = words(layout.TERMINAL, node_bytes, node_bytes, 0)
+            terminal = bits(layout.TERMINAL, num_nodes)
         high_flags = label_high = np.zeros(0, np.uint64)
         if high_width:
-            high_flags = words(layout.HIGH_FLAGS, node_bytes, node_bytes, 0)
+            high_flags = bits(layout.HIGH_FLAGS, num_nodes)
             high_bytes = -(-num_nodes * high_width // 64) * 8
             label_high = words(layout.LABEL_HIGH, 8, high_bytes, SPARE_WORDS)
         return cls(

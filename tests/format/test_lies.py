@@ -1,0 +1,572 @@
+"""Lies under valid checksums: files that only a look at what they say can refuse."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from forge import FRAME_SIZE, Part, change, change_meta, change_words, put_together, take_apart
+from samples import CODECS, SAMPLES, answers_or_none, build_sample
+
+from flashtrie_cli import Index
+from flashtrie_cli.errors import IndexFileError
+from flashtrie_cli.inspect import describe, verify
+
+ENGINES = ("cpu", "reference")
+Lie = Callable[[bytes], bytes]
+
+
+def set_bits(*bits: int, value: bool = True) -> Callable[[list[int]], None]:
+    """Sets bits of a section of 64-bit words."""
+
+    def lie(words: list[int]) -> None:
+        for bit in bits:
+            words[bit // 64] = words[bit // 64] & ~(1 << bit % 64) | value << bit % 64
+
+    return lie
+
+
+def words(name: str, lie: Callable[[list[int]], None], size: int = 8) -> Lie:
+    return lambda data: change_words(data, name, lie, size)
+
+
+def meta(**fields: Any) -> Lie:
+    return lambda data: change_meta(data, **fields)
+
+
+def section(name: str, lie: Lie) -> Lie:
+    return lambda data: change(data, name, lie)
+
+
+def without(name: str) -> Lie:
+    return lambda data: put_together({n: part for n, part in take_apart(data).items() if n != name})
+
+
+def also(name: str, raw: bytes) -> Lie:
+    """The file with one more section."""
+
+    def lie(data: bytes) -> bytes:
+        parts = take_apart(data)
+        parts[name] = Part(name, 0, 0, raw, len(raw))
+        return put_together(parts)
+
+    return lie
+
+
+def part(target: str, **fields: Any) -> Lie:
+    """The file with a row of its table changed."""
+
+    def lie(data: bytes) -> bytes:
+        parts = take_apart(data)
+        parts[target] = replace(parts[target], **fields)
+        return put_together(parts)
+
+    return lie
+
+
+def fan_outs(*counts: int) -> Lie:
+    """Other fan-outs for as many nodes."""
+    bits = "".join("1" * count + "0" for count in counts)
+    word = int(bits[::-1], 2)
+    return section("louds", lambda raw: word.to_bytes(len(raw), "little"))
+
+
+def swapped(i: int, j: int) -> Callable[[list[int]], None]:
+    def lie(values: list[int]) -> None:
+        values[i], values[j] = values[j], values[i]
+
+    return lie
+
+
+# The sample `ids` has the keys (), 1, 1 2, 1 2 3, 5 7, 5 65535 and 300 1 1, so 10 nodes: the root (0);
+# 1 5 300 (1-3); 2 (4), 7 65535 (5-6), 1 (7); 3 (8), 1 (9). Its fan-outs are 3, 1 2 1, 1 0 0 1, 0 0.
+
+# name: sample, codec, the lie, what the refusal says
+LIES: dict[str, tuple[str, str, Lie, str]] = {
+    # counts
+    "nodes: one more": ("ids", "raw", meta(num_nodes=11), "label_low"),
+    "nodes: none": ("ids", "raw", meta(num_nodes=0), "out of range"),
+    "nodes: too many to number": ("ids", "raw", meta(num_nodes=2**32), "out of range"),
+    "nodes: as many as there may be": ("ids", "raw", meta(num_nodes=2**32 - 1), "louds"),
+    "nodes: a float": ("ids", "raw", meta(num_nodes=10.0), "meta"),
+    "nodes: a truth": ("ids", "raw", meta(num_nodes=True), "meta"),
+    "nodes: text": ("ids", "raw", meta(num_nodes="10"), "meta"),
+    "nodes: not said": ("ids", "raw", meta(num_nodes=...), "meta"),
+    "keys: one more": ("ids", "zstd", meta(num_keys=8), "number of keys"),
+    "keys: one fewer": ("ids", "raw", meta(num_keys=6), "number of keys"),
+    "keys: negative": ("ids", "raw", meta(num_keys=-1), "negative"),
+    "keys: more than nodes": ("ids", "raw", meta(num_keys=12), "out of range"),
+    "high width: too wide": ("highs", "raw", meta(high_width=16), "out of range"),
+    "high width: wider": ("highs", "raw", meta(high_width=15 + 2**40), "out of range"),
+    "high width: none": ("highs", "raw", meta(high_width=0), "high parts"),
+    "high width: some": ("ids", "raw", meta(high_width=3), "high parts"),
+    # meta
+    "meta: a list": ("ids", "zstd", section("meta", lambda _: b"[]"), "meta"),
+    "meta: no JSON": ("ids", "zstd", section("meta", lambda raw: raw[:-1]), "not JSON"),
+    "meta: no UTF-8": ("ids", "zstd", section("meta", lambda _: b'{"a": "\xff"}'), "not JSON"),
+    "meta: deep": ("ids", "zstd", section("meta", lambda _: b"[" * 200_000), "not JSON"),
+    "meta: a number of many digits": ("ids", "raw", section("meta", lambda _: b"9" * 100_000), "JSON"),
+    "meta: empty": ("ids", "raw", section("meta", lambda _: b""), "not JSON"),
+    "meta: missing": ("ids", "raw", without("meta"), "meta is missing"),
+    "meta: not a number": ("ids", "raw", meta(label_entropy=float("nan")), "entropy"),
+    "meta: endless": ("ids", "raw", meta(label_entropy=float("inf")), "entropy"),
+    "meta: unknown tokenizer": ("ids", "raw", meta(tokenizer="magic"), "magic"),
+    "meta: unknown values": ("values", "raw", meta(value_kind="complex"), "meta"),
+    "meta: words without words": ("ids", "raw", meta(tokenizer="words"), "word_"),
+    "meta: no digest": ("ids", "raw", meta(keys_digest=...), "meta"),
+    "meta: no entropy": ("ids", "raw", meta(label_entropy=...), "meta"),
+    # the tree
+    "louds: fewer zeros": ("ids", "raw", words("louds", set_bits(18)), "louds"),
+    "louds: fewer zeros, compact": ("ids", "zstd", words("louds", set_bits(18)), "louds"),
+    "louds: all zeros": ("ids", "raw", section("louds", lambda raw: bytes(len(raw))), "louds"),
+    "louds: all ones": ("ids", "raw", section("louds", lambda raw: b"\xff" * len(raw)), "louds"),
+    "louds: all ones, compact": ("ids", "zstd", section("louds", lambda raw: b"\xff" * len(raw)), "louds"),
+    "louds: a node below itself": ("ids", "raw", fan_outs(0, 3, 1, 2, 1, 1, 0, 0, 1, 0), "louds"),
+    "louds: a cycle further down": ("ids", "raw", fan_outs(1, 1, 0, 0, 4, 1, 1, 0, 1, 0), "louds"),
+    "louds: a cycle, compact": ("ids", "zstd", fan_outs(1, 1, 0, 0, 4, 1, 1, 0, 1, 0), "louds"),
+    "louds: one child too many": ("ids", "raw", fan_outs(4, 1, 2, 1, 1, 0, 0, 1, 0), "louds"),
+    "louds: one child too few": ("ids", "raw", fan_outs(2, 1, 2, 1, 1, 0, 0, 1, 0, 0), "louds"),
+    "louds: too short": ("wide", "raw", section("louds", lambda raw: raw[:-8]), "louds"),
+    "louds: too long": ("ids", "raw", section("louds", lambda raw: raw + bytes(8)), "louds"),
+    "louds: no whole words": ("ids", "raw", section("louds", lambda raw: raw[:-1]), "louds"),
+    "louds: missing": ("ids", "raw", without("louds"), "louds"),
+    # labels
+    "labels: siblings swapped": ("ids", "raw", words("label_low", swapped(1, 2), 2), "siblings"),
+    "labels: siblings equal": (
+        "ids",
+        "zstd",
+        words("label_delta", lambda v: v.__setitem__(2, 0), 2),
+        "siblings",
+    ),
+    "labels: siblings wrap": (
+        "ids",
+        "zstd",
+        words("label_delta", lambda v: v.__setitem__(3, 65534), 2),
+        "siblings",
+    ),
+    "labels: one missing": ("ids", "raw", section("label_low", lambda raw: raw[:-2]), "label_low"),
+    "labels: half a label": ("ids", "raw", section("label_low", lambda raw: raw[:-1]), "label_low"),
+    "labels: one more": ("ids", "zstd", section("label_delta", lambda raw: raw + b"\0\0"), "label_delta"),
+    "labels: in both forms": ("ids", "raw", also("label_delta", bytes(20)), "label_delta"),
+    "labels: in no form": ("ids", "zstd", without("label_delta"), "label_delta"),
+    "highs: in the wrong order": (
+        "highs",
+        "raw",
+        words("label_high", set_bits(0, value=False)),
+        "",
+    ),
+    "highs: none": ("highs", "raw", section("label_high", lambda raw: bytes(len(raw))), "flagged"),
+    "highs: too few": ("highs", "raw", section("label_high", lambda raw: b""), "label_high"),
+    "highs: more flags": ("highs", "raw", words("high_flags", set_bits(1)), ""),
+    "highs: flags behind the last": ("highs", "raw", words("high_flags", set_bits(63)), ""),
+    "highs: flags missing": ("highs", "raw", without("high_flags"), "high parts"),
+    "highs: flags too long": (
+        "highs",
+        "zstd",
+        section("high_flags", lambda raw: raw + bytes(8)),
+        "high_flags",
+    ),
+    # terminals
+    "terminal: a leaf is none": ("ids", "raw", words("terminal", set_bits(9, value=False)), "key"),
+    "terminal: one too many": ("ids", "raw", words("terminal", set_bits(2)), "number of keys"),
+    "terminal: moved": (
+        "ids",
+        "raw",
+        words("terminal", lambda v: (set_bits(2)(v), set_bits(8, value=False)(v))),
+        "key",
+    ),
+    "terminal: behind the last": ("ids", "raw", words("terminal", lambda v: set_bits(63)(v)), ""),
+    "terminal: compact, one too many": (
+        "ids",
+        "zstd",
+        words("inner_terminal", set_bits(2)),
+        "number of keys",
+    ),
+    "terminal: too short": ("ids", "raw", section("terminal", lambda raw: b""), "terminal"),
+    "terminal: compact, too short": (
+        "wide",
+        "zstd",
+        section("inner_terminal", lambda raw: raw[:8]),
+        "inner_terminal",
+    ),
+    "terminal: compact, too long": (
+        "ids",
+        "zstd",
+        section("inner_terminal", lambda raw: raw + bytes(8)),
+        "terminal",
+    ),
+    "terminal: in both forms": ("ids", "raw", also("inner_terminal", bytes(8)), "terminal"),
+    # values
+    "values: one missing": ("floats", "raw", section("values", lambda raw: raw[:-8]), "values"),
+    "values: half a value": ("floats", "raw", section("values", lambda raw: raw[:-4]), "values"),
+    "values: one more": ("values", "zstd", section("values", lambda raw: raw + bytes(8)), "values"),
+    "values: missing": ("values", "raw", without("values"), "values"),
+    "values: counts missing": ("values", "raw", without("value_counts"), "value_counts"),
+    "values: counts too short": (
+        "values",
+        "raw",
+        section("value_counts", lambda raw: raw[:-4]),
+        "value counts",
+    ),
+    "values: counts add up to more": (
+        "values",
+        "raw",
+        words("value_counts", lambda v: v.__setitem__(0, 9), 4),
+        "values",
+    ),
+    "values: counts add up to far more": (
+        "values",
+        "raw",
+        section("value_counts", lambda raw: b"\xff" * len(raw)),
+        "values",
+    ),
+    "values: a key without one": (
+        "values",
+        "raw",
+        words("value_counts", lambda v: (v.__setitem__(0, 0), v.__setitem__(1, 4)), 4),
+        "without a value",
+    ),
+    # words
+    "words: out of order": (
+        "words",
+        "raw",
+        section("word_text", lambda raw: b"zity" + raw[4:]),
+        "vocabulary",
+    ),
+    "words: twice": (
+        "words",
+        "raw",
+        section("word_text", lambda raw: raw.replace(b"york", b"york")[::-1]),
+        "vocabulary",
+    ),
+    "words: no UTF-8": ("words", "zstd", section("word_text", lambda raw: raw[:-1] + b"\xff"), "vocabulary"),
+    "words: a space in one": (
+        "words",
+        "raw",
+        section("word_text", lambda raw: b"ci y" + raw[4:]),
+        "vocabulary",
+    ),
+    "words: text cut": ("words", "raw", section("word_text", lambda raw: raw[:-1]), "vocabulary"),
+    "words: ends descend": ("words", "raw", words("word_ends", swapped(0, 1)), "vocabulary"),
+    "words: ends negative": (
+        "words",
+        "raw",
+        words("word_ends", lambda v: v.__setitem__(0, 2**64 - 4)),
+        "vocabulary",
+    ),
+    "words: ends huge": (
+        "words",
+        "raw",
+        words("word_ends", lambda v: v.__setitem__(-1, 2**62)),
+        "vocabulary",
+    ),
+    "words: ends are odd": ("words", "raw", section("word_ends", lambda raw: raw[:-3]), "word_ends"),
+    "words: fewer than tokens": (
+        "words",
+        "raw",
+        lambda data: change(
+            change(data, "word_ends", lambda raw: raw[:-8]),
+            "word_text",
+            lambda raw: raw[: -len("日本".encode())],
+        ),
+        "none of its words",
+    ),
+    # the table
+    "table: a name that no kind has": ("ids", "raw", also("secret", b""), "table"),
+    "table: a name of another kind": ("ids", "raw", also("mask_rows", b""), "table"),
+    "table: a name that is no ASCII": ("ids", "raw", part("louds", name="l\xf6uds"), "table"),
+    "table: a name twice": ("ids", "raw", part("terminal", name="label_low"), "label_low"),
+    "table: an unknown codec": ("ids", "raw", part("louds", codec=2), "table"),
+    "table: reserved bytes": ("ids", "raw", part("louds", reserved=1), "table"),
+    "table: a raw section that grows": ("ids", "raw", part("louds", raw_size=2**40), "louds"),
+    "table: a raw section with frames": ("ids", "raw", part("louds", num_frames=1), "louds"),
+    "table: a raw section with planes": ("ids", "raw", part("louds", element_size=2), "louds"),
+    "table: unaligned": ("ids", "raw", part("louds", offset=72), "louds"),
+    "table: in the header": ("ids", "raw", part("louds", offset=0), "louds"),
+    "table: behind the end": ("ids", "raw", part("terminal", offset=2**40), "terminal"),
+    "table: at the end of the numbers": ("ids", "raw", part("terminal", offset=2**64 - 64), "terminal"),
+    "table: sections share bytes": ("ids", "raw", part("terminal", offset=64), "terminal"),
+    "table: stored size": ("ids", "zstd", part("louds", stored_size=3), "louds"),
+    "table: raw size": ("ids", "zstd", part("louds", raw_size=16), "louds"),
+    "table: raw size of gigabytes": ("ids", "zstd", part("louds", raw_size=2**40), "louds"),
+    "table: more frames": ("ids", "zstd", part("louds", num_frames=2), "table"),
+    "table: far more frames": ("ids", "zstd", part("meta", num_frames=2**32 - 1), "table"),
+    "table: frame sizes": ("ids", "zstd", lambda data: _frame_sizes(data), "louds"),
+    "header: version": ("ids", "raw", lambda data: put_together(take_apart(data), version=2), "version 2"),
+    "header: kind": ("ids", "raw", lambda data: put_together(take_apart(data), kind=3), "kind"),
+    "header: kind of masks": ("ids", "raw", lambda data: put_together(take_apart(data), kind=2), ""),
+    "header: byte order": (
+        "ids",
+        "raw",
+        lambda data: put_together(take_apart(data), byte_order=0x04030201),
+        "header",
+    ),
+    "header: frame size": (
+        "ids",
+        "raw",
+        lambda data: put_together(take_apart(data), frame_size=4096),
+        "header",
+    ),
+    "header: reserved": (
+        "ids",
+        "raw",
+        lambda data: put_together(take_apart(data), header_reserved=b"x"),
+        "header",
+    ),
+    "footer: sections": (
+        "ids",
+        "raw",
+        lambda data: put_together(take_apart(data), num_sections=2**32 - 1),
+        "footer",
+    ),
+    "footer: one section fewer": (
+        "ids",
+        "raw",
+        lambda data: put_together(take_apart(data), num_sections=3),
+        "",
+    ),
+    "footer: frames": (
+        "ids",
+        "raw",
+        lambda data: put_together(take_apart(data), num_frames=2**32 - 1),
+        "footer",
+    ),
+    "footer: table": (
+        "ids",
+        "raw",
+        lambda data: put_together(take_apart(data), table_offset=2**64 - 64),
+        "footer",
+    ),
+    "footer: size": ("ids", "raw", lambda data: put_together(take_apart(data), file_size=1), "cut short"),
+    "footer: reserved": ("ids", "raw", lambda data: put_together(take_apart(data), reserved=b"x"), ""),
+    # frames
+    "frame: bytes behind it": (
+        "ids",
+        "zstd",
+        lambda data: _frames(data, lambda f: f + b"more"),
+        "decompressed",
+    ),
+    "frame: two in one": ("ids", "zstd", lambda data: _frames(data, lambda f: f + f), "decompressed"),
+    "frame: none": ("ids", "zstd", lambda data: _frames(data, lambda f: bytes(len(f))), "decompressed"),
+    "frame: cut": ("ids", "zstd", lambda data: _frames(data, lambda f: f[:-1]), "decompressed"),
+    "frame: one to be skipped": (
+        "ids",
+        "zstd",
+        lambda data: _frames(data, lambda f: b"\x50\x2a\x4d\x18\x08\0\0\0" + bytes(8)),
+        "decompressed",
+    ),
+    "frame: of another size": (
+        "ids",
+        "zstd",
+        lambda data: _frames(data, lambda f: zstandard.ZstdCompressor().compress(bytes(9))),
+        "another size",
+    ),
+    "frame: of no size": (
+        "ids",
+        "zstd",
+        lambda data: _frames(
+            data, lambda f: zstandard.ZstdCompressor(write_content_size=False).compress(bytes(8))
+        ),
+        "decompressed",
+    ),
+    "frame: a gigabyte": (
+        "ids",
+        "zstd",
+        lambda data: _frames(data, lambda f: zstandard.ZstdCompressor(level=1).compress(bytes(1 << 30))),
+        "another size",
+    ),
+}
+
+
+def _frames(data: bytes, lie: Lie) -> bytes:
+    """The file with another frame for the louds."""
+    parts = take_apart(data)
+    frame = lie(parts["louds"].stored)
+    parts["louds"] = replace(parts["louds"], stored=frame, frame_sizes=[len(frame)])
+    return put_together(parts)
+
+
+def _frame_sizes(data: bytes) -> bytes:
+    parts = take_apart(data)
+    parts["louds"].frame_sizes[0] += 1
+    parts["louds"].stored_size = len(parts["louds"].stored)
+    return put_together(parts)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", LIES)
+def test_a_lie_is_refused(name: str, engine: str, tmp_path: Path) -> None:
+    sample, codec, lie, says = LIES[name]
+    path = tmp_path / "index.ft"
+    lying = lie(build_sample(sample, codec, path))
+    path.write_bytes(lying)
+    tracemalloc.start()
+    try:
+        with pytest.raises(IndexFileError) as refusal:
+            Index.open(str(path), engine=engine)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert says in str(refusal.value)
+    assert refusal.value.file == str(path)
+    assert refusal.value.exit_code == 3
+    assert peak < (32 << 20) + 8 * len(lying), "a lie must not cost memory"
+
+
+HARMLESS: dict[str, tuple[str, str, Lie]] = {
+    "meta says more": ("ids", "raw", meta(colour="blue")),
+    "another order of sections": (
+        "ids",
+        "raw",
+        lambda data: put_together(dict(reversed(take_apart(data).items()))),
+    ),
+    "raw and compressed side by side": (
+        "ids",
+        "zstd",
+        lambda data: put_together(
+            {
+                name: Part(name, 0, 0, part.raw(), part.raw_size) if name in ("louds", "meta") else part
+                for name, part in take_apart(data).items()
+            }
+        ),
+    ),
+    "other planes": (
+        "values",
+        "zstd",
+        lambda data: put_together(
+            {
+                name: replace(part, element_size=3).with_raw(part.raw())
+                for name, part in take_apart(data).items()
+            }
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_the_format_allows_is_read(name: str, tmp_path: Path) -> None:
+    sample, codec, rewrite = HARMLESS[name]
+    path = tmp_path / "index.ft"
+    data = build_sample(sample, codec, path)
+    truth = answers_or_none(path)
+    assert rewrite(data) != data
+    path.write_bytes(rewrite(data))
+    assert answers_or_none(path) == truth
+    assert verify(Index.open(str(path)))
+
+
+VERIFIED = {
+    "another digest": meta(keys_digest="0" * 32),
+    "another depth": meta(depth=4),
+    "another number of tokens": meta(num_tokens=3),
+    "another label": words("label_low", lambda v: v.__setitem__(9, 2), 2),
+}
+
+
+@pytest.mark.parametrize("name", VERIFIED)
+def test_verify_finds_what_opening_may_not(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "index.ft"
+    path.write_bytes(VERIFIED[name](build_sample("ids", "raw", path)))
+    index = Index.open(str(path))
+    with pytest.raises(IndexFileError):
+        verify(index)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("name", SAMPLES)
+def test_honest_files_verify(name: str, codec: str, tmp_path: Path) -> None:
+    build_sample(name, codec, tmp_path / "index.ft")
+    index = Index.open(str(tmp_path / "index.ft"))
+    assert verify(index)
+    assert json.dumps(describe(index, levels=True), allow_nan=False)
+
+
+BOMBS: dict[str, tuple[str, bytes]] = {
+    "meta": ("meta", b" " * (1 << 28)),
+    "word_text": ("word_text", bytes(1 << 28)),
+    "word_ends": ("word_ends", bytes(1 << 28)),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs(name: str, tmp_path: Path) -> None:
+    """A few kilobytes that would unpack to a quarter of a gigabyte."""
+    target, raw = BOMBS[name]
+    path = tmp_path / "index.ft"
+    parts = take_apart(build_sample("words", "zstd", path))
+    frame = zstandard.ZstdCompressor(level=1).compress(raw[:FRAME_SIZE])
+    count = len(raw) // FRAME_SIZE
+    parts[target] = Part(target, 1, 0, frame * count, len(raw), [len(frame)] * count)
+    path.write_bytes(put_together(parts))
+    tracemalloc.start()
+    try:
+        with pytest.raises(IndexFileError):
+            Index.open(str(path))
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+SEED = 977
+MUTATIONS = 3_000
+MUTATION_SECONDS = 40
+
+
+def test_random_lies(tmp_path: Path) -> None:
+    """Contents of sections mutated at random, checksums right: refused, or a trie on which all engines agree.
+
+    Such a file may be a sound index of other keys. Then `--verify` must see it.
+    """
+    source = random.Random(SEED)
+    path = tmp_path / "index.ft"
+    originals = [
+        (f"{name}-{codec}", build_sample(name, codec, path), answers_or_none(path))
+        for name in SAMPLES
+        if name != "wide"
+        for codec in CODECS
+    ]
+    deadline = time.monotonic() + MUTATION_SECONDS
+    done = accepted = 0
+    while done < MUTATIONS and time.monotonic() < deadline:
+        name, data, truth = source.choice(originals)
+        parts = take_apart(data)
+        target = source.choice(list(parts))
+        path.write_bytes(change(data, target, lambda raw: _mutated(raw, source)))
+        native = answers_or_none(path, "cpu")
+        where = f"seed {SEED}, lie {done}: {target} of {name}"
+        if native is not None:
+            accepted += 1
+            assert native == answers_or_none(path, "reference"), where
+            if native != truth:
+                with pytest.raises(IndexFileError):
+                    verify(Index.open(str(path)))
+        done += 1
+    assert done == MUTATIONS, f"only {done} of {MUTATIONS} lies in {MUTATION_SECONDS} s"
+    assert 0 < accepted < done
+
+
+def _mutated(raw: bytes, source: random.Random) -> bytes:
+    damaged = bytearray(raw)
+    if not damaged:
+        return b"\0" * source.choice((1, 8, 16))
+    at = source.randrange(len(damaged))
+    action = source.randrange(5)
+    if action == 0:
+        damaged[at] ^= 1 << source.randrange(8)
+    elif action == 1:
+        damaged[at] = source.randrange(256)
+    elif action == 2:
+        del damaged[at : at + source.choice((1, 2, 8))]
+    elif action == 3:
+        damaged[at:at] = damaged[at : at + source.choice((1, 2, 8))]
+    else:
+        damaged[at : at + 8] = bytes(len(damaged[at : at + 8]))
+    return bytes(damaged)
