@@ -12,9 +12,9 @@ class Yardstick {
   // depend alike on caches and memory.
   explicit Yardstick(uint64_t table_size);
 
-  // One round, about 0.2 ms on a core of 2023 when the table is cached: what a search does, in fixed proportion.
-  // Returns a number that depends on all of it.
-  uint64_t run();
+  // Round number `round`, about 0.2 ms on a core of 2023: what a search does, in fixed proportion. Rounds touch
+  // different places, as queries do; a round touches the same ones each time. Returns a number that depends on all.
+  uint64_t run(uint64_t round);
 
  private:
   void gather();  // independent reads, prefetched as the search's are

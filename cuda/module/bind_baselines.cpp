@@ -58,7 +58,9 @@ void bind_baselines(nb::module_& m) {
           nb::arg("padding"));
   nb::class_<Yardstick>(m, "Yardstick", "Fixed work beside which an engine is timed.")
       .def(nb::init<uint64_t>(), nb::arg("table_size"))
-      .def("run", [](Yardstick& self) { return without_gil([&] { return self.run(); }); });
+      .def(
+          "run", [](Yardstick& self, uint64_t round) { return without_gil([&] { return self.run(round); }); },
+          nb::arg("round"));
 }
 
 }  // namespace flashtrie
