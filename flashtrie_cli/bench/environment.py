@@ -47,7 +47,9 @@ def cpu_name() -> str | None:
 
 def gpu_name() -> dict[str, str] | None:
     """Name, driver and power limit of the first GPU, as the driver says; None without one."""
-    line = _output("nvidia-smi", "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader", "--id=0")
+    line = _output(
+        "nvidia-smi", "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader", "--id=0"
+    )
     if not line or line.count(",") < 2:
         return None
     name, driver, power = (part.strip() for part in line.splitlines()[0].split(",")[:3])

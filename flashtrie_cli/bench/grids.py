@@ -1,7 +1,8 @@
-"""Proposal grids made from an index's own keys: position marginals, NAR-style grids, noise behind a real head.
+"""Proposal grids made from an index's own keys: position marginals, NAR-style grids, noise behind a real
+head.
 
-A sampled key is a row of a matrix padded with ``NO_TOKEN``; a position's marginal is the column without padding, so
-drawing from it follows the empirical frequency of each token at that position over all keys.
+A sampled key is a row of a matrix padded with ``NO_TOKEN``; a position's marginal is the column without
+padding, so drawing from it follows the empirical frequency of each token at that position over all keys.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ F32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class KeySample:
-    """Keys drawn uniformly from an index: ``matrix`` uint32 [n, steps], padded with NO_TOKEN; ``lengths`` int64 [n]."""
+    """Keys drawn uniformly from an index: ``matrix`` uint32 [n, steps], padded with NO_TOKEN; ``lengths``
+    int64 [n]."""
 
     matrix: U32
     lengths: npt.NDArray[np.int64]
@@ -52,7 +54,8 @@ class KeySample:
 
 
 def draw_tail(rng: np.random.Generator, head: U32, marginal: U32, count: int, num_tokens: int) -> U32:
-    """``count`` distinct tokens drawn from a marginal, none of them in ``head``; uniform tokens where it runs dry."""
+    """``count`` distinct tokens drawn from a marginal, none of them in ``head``; uniform tokens where it
+    runs dry."""
     tail = np.zeros(0, np.uint32)
     for oversampling in (2, 6, 20):
         if len(tail) == count or not len(marginal):
@@ -72,9 +75,9 @@ def _distinct(draws: U32, excluded: U32) -> U32:
     return kept[~np.isin(kept, excluded)]
 
 
-# Means of the best token's probability by position, measured on the titles' grids; its spread is that of a Beta law
-# of concentration 2.5. The log-prob then falls with the log of the rank, at 1.18 (0.15 standard deviation), so that
-# 95 % of the mass lies within the best 256.
+# Means of the best token's probability by position, measured on the titles' grids; its spread is that of a
+# Beta law of concentration 2.5. The log-prob then falls with the log of the rank, at 1.18 (0.15 standard
+# deviation), so that 95 % of the mass lies within the best 256.
 _BEST_MEANS = (0.60, 0.52, 0.47, 0.49, 0.55, 0.60, 0.66, 0.77)
 _BEST_CONCENTRATION = 2.5
 _SLOPE, _SLOPE_SPREAD = 1.18, 0.15
@@ -96,8 +99,8 @@ def draw_logprobs(rng: np.random.Generator, step: int, num_slots: int) -> F32:
 
 @dataclass(frozen=True)
 class Grids:
-    """``tokens`` uint32 and ``logprobs`` float32 [queries, steps, slots]; ``targets``: the key id that each query
-    is meant to find, -1 where it is unknown or no key; int64 [queries]."""
+    """``tokens`` uint32 and ``logprobs`` float32 [queries, steps, slots]; ``targets``: the key id that each
+    query is meant to find, -1 where it is unknown or no key; int64 [queries]."""
 
     tokens: U32
     logprobs: F32
@@ -129,9 +132,9 @@ def nar_grids(
 ) -> Grids:
     """Grids as a non-autoregressive model makes them: coherent keys mixed with position-stratified marginals.
 
-    A query is about a target key. The head of each row, a share ``coherent`` of the slots, holds the tokens that the
-    target, keys beginning with the same token, and random keys have there (the target's first in half of the rows);
-    the rest is drawn from the marginal of the position.
+    A query is about a target key. The head of each row, a share ``coherent`` of the slots, holds the tokens
+    that the target, keys beginning with the same token, and random keys have there (the target's first in
+    half of the rows); the rest is drawn from the marginal of the position.
     """
     num_steps = sample.matrix.shape[1]
     marginals = [sample.marginal(step) for step in range(num_steps)]
@@ -161,7 +164,8 @@ def nar_grids(
 
 
 def _head(rng: np.random.Generator, column: U32, own: np.uint32) -> U32:
-    """Distinct tokens of the coherent keys at a position, the frequent ones first, the target's among the first."""
+    """Distinct tokens of the coherent keys at a position, the frequent ones first, the target's among the
+    first."""
     values, counts = np.unique(column[column != NO_TOKEN], return_counts=True)
     head = values[np.argsort(-(counts + rng.random(len(counts))), kind="stable")]
     if own == NO_TOKEN:
@@ -172,7 +176,8 @@ def _head(rng: np.random.Generator, column: U32, own: np.uint32) -> U32:
 
 
 def head_noise(grids: Grids, head: int, sample: KeySample, num_tokens: int, seed: int = 0) -> Grids:
-    """The paper's appendix K: ranks below ``head`` kept, the others replaced by tokens of the position's marginal.
+    """The paper's appendix K: ranks below ``head`` kept, the others replaced by tokens of the position's
+    marginal.
 
     The log-probs stay, so that the grid looks to a scorer like the model's own.
     """
@@ -188,8 +193,8 @@ def head_noise(grids: Grids, head: int, sample: KeySample, num_tokens: int, seed
 
 
 def widened(grids: Grids, num_slots: int, sample: KeySample, num_tokens: int, seed: int = 0) -> Grids:
-    """Rows made longer: more slots from the position's marginal, their log-probs on the line (over the log of the
-    rank) that each row's last three quarters follow."""
+    """Rows made longer: more slots from the position's marginal, their log-probs on the line (over the log
+    of the rank) that each row's last three quarters follow."""
     num_queries, num_steps, have = grids.tokens.shape
     if num_slots <= have:
         return grids.slots(num_slots)

@@ -1,7 +1,7 @@
 """Timing systems side by side: interleaved, so that what disturbs the machine disturbs them alike.
 
-A call is a batch of queries, host arrays to host results. The calls are cut into blocks of a few; every system runs a
-block, in an order that turns, before the next block begins. Every sample is kept.
+A call is a batch of queries, host arrays to host results. The calls are cut into blocks of a few; every
+system runs a block, in an order that turns, before the next block begins. Every sample is kept.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ F64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: ``passes`` over the calls, within ``seconds`` a system and case (the slow ones get fewer
-    calls, then fewer passes)."""
+    """How long to measure: ``passes`` over the calls, within ``seconds`` a system and case (the slow ones
+    get fewer calls, then fewer passes)."""
 
     passes: int = 10
     seconds: float = 1.0
@@ -35,7 +35,8 @@ class Effort:
 
 @dataclass
 class Samples:
-    """Times of one system, ``call_ns`` float64 [passes, calls], NaN where it did not get to; kernel times likewise."""
+    """Times of one system, ``call_ns`` float64 [passes, calls], NaN where it did not get to; kernel times
+    likewise."""
 
     call_ns: F64
     kernel_ns: F64

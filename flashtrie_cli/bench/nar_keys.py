@@ -1,12 +1,13 @@
-"""Seeded synthetic keys whose trie looks like that of real keyword sets, at any scale, streamed and in parallel.
+"""Seeded synthetic keys whose trie looks like that of real keyword sets, at any scale, streamed and in
+parallel.
 
-Nothing is stored: a key walks an implicit infinite trie. At depth d, in a context C (a hash of its last one or two
-tokens), it draws the rank of a child: 1 where the context has a single child (a chance per depth), else from a
-Zipf-Mandelbrot law P(r) ~ (r + q)^-s whose exponent varies with C. The token is a fixed function of (C, rank),
-itself Zipf over the vocabulary, so that prefixes, siblings and popular tokens are shared as in natural sets. The last
-token of most keys uses another salt, so that ends rarely coincide with inner nodes. Every random number is a hash of
-(seed, draw, depth): draw i does not depend on batches or threads. Profiles were fitted to real
-sets (`nar_profiles.json`).
+Nothing is stored: a key walks an implicit infinite trie. At depth d, in a context C (a hash of its last one
+or two tokens), it draws the rank of a child: 1 where the context has a single child (a chance per depth),
+else from a Zipf-Mandelbrot law P(r) ~ (r + q)^-s whose exponent varies with C. The token is a fixed
+function of (C, rank), itself Zipf over the vocabulary, so that prefixes, siblings and popular tokens are
+shared as in natural sets. The last token of most keys uses another salt, so that ends rarely coincide with
+inner nodes. Every random number is a hash of (seed, draw, depth): draw i does not depend on batches or
+threads. Profiles were fitted to real sets (`nar_profiles.json`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _SOURCE = "nar"
 
 @dataclass(frozen=True)
 class NarKeys:
-    """``num_draws`` keys of a profile (titles or phrases); as a set they are fewer, since popular keys come twice.
+    """``num_draws`` keys of a profile (titles or phrases); as a set they are fewer, since popular keys come
+    twice.
 
     ``vocabulary``: number of token ids, the profile's own when None.
     """
@@ -58,7 +60,8 @@ class NarKeys:
         return self.vocabulary or int(profiles()[self.profile]["vocabulary"])
 
     def batches(self, *, threads: int = 1) -> Iterator[KeyBatch]:
-        """The keys in order of their draws, made by ``threads`` threads; a few batches in memory at a time."""
+        """The keys in order of their draws, made by ``threads`` threads; a few batches in memory at a
+        time."""
         starts = range(0, self.num_draws, BATCH)
         with ThreadPoolExecutor(max(threads, 1)) as pool:
             waiting: deque[Future[KeyBatch]] = deque()

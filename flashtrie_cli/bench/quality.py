@@ -52,9 +52,9 @@ def target_ranks(results: SearchResults, targets: npt.NDArray[np.int64]) -> npt.
 def quality(results: SearchResults, targets: npt.NDArray[np.int64]) -> dict[str, Any]:
     """Recall and precision with one known target a query (the paper's table 1 in kind).
 
-    ``recall``: share of the targets among all hits, and among the best 1, 10 and 100. ``precision``: share of the
-    returned hits that are targets, over queries with a target. ``mean_reciprocal_rank``: 1 / (rank + 1), 0 if missed.
-    Queries whose target is no key of the index count as missed in ``recall_of_all``.
+    ``recall``: share of the targets among all hits, and among the best 1, 10 and 100. ``precision``: share
+    of the returned hits that are targets, over queries with a target. ``mean_reciprocal_rank``: 1 / (rank +
+    1), 0 if missed. Queries whose target is no key of the index count as missed in ``recall_of_all``.
     """
     known = targets >= 0
     ranks = target_ranks(results, targets)[known]

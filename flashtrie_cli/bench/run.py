@@ -12,7 +12,7 @@ from flashtrie_cli.bench.environment import environment
 from flashtrie_cli.bench.grids import Grids
 from flashtrie_cli.bench.measure import Effort, Samples, Work, measure, search_work
 from flashtrie_cli.bench.quality import agreement, check_exact, quality
-from flashtrie_cli.bench.statistics import ratio_of_means, summary
+from flashtrie_cli.bench.statistics import ratio, summary
 from flashtrie_cli.bench.systems import OURS, Searcher, System, resident_size
 from flashtrie_cli.bench.workloads import Workload
 from flashtrie_cli.engine.cpu import is_available as native_available
@@ -30,7 +30,8 @@ MAX_TABLE = 1 << 30
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure. ``widths``: (slots, beam width) pairs; ``plan``: the other fields of the search plan."""
+    """What to measure. ``widths``: (slots, beam width) pairs; ``plan``: the other fields of the search
+    plan."""
 
     widths: tuple[tuple[int, int], ...]
     batch_sizes: tuple[int, ...] = (1,)
@@ -185,7 +186,7 @@ def _case(
 ) -> dict[str, Any]:
     systems = {name: _system_result(own, batch_size) for name, own in samples.items()}
     ratios = [
-        {"of": name, "to": ours, **ratio_of_means(own.call_ns, samples[ours].call_ns)}
+        {"of": name, "to": ours, **ratio(own.call_ns, samples[ours].call_ns)}
         for ours in OURS
         if ours in samples
         for name, own in samples.items()

@@ -24,8 +24,8 @@ OURS = ("cpu", "cuda")
 
 
 class Searcher(Protocol):
-    """What a system must do: `TrieEngine.search`. ``last_kernel_ns``, where it has one, is the time of the call's
-    kernel or, on a CPU, None."""
+    """What a system must do: `TrieEngine.search`. ``last_kernel_ns``, where it has one, is the time of the
+    call's kernel or, on a CPU, None."""
 
     name: str
 
@@ -34,7 +34,8 @@ class Searcher(Protocol):
 
 @dataclass(frozen=True)
 class System:
-    """A name of the issue's table, where it runs, whether its answers must be the engines' bytes, how to make it."""
+    """A name of the issue's table, where it runs, whether its answers must be the engines' bytes, how to
+    make it."""
 
     name: str
     device: str
@@ -66,8 +67,12 @@ SYSTEMS = {
     for system in (
         System("cpu", "cpu", True, "ours, C++", _cpu),
         System("cuda", "gpu", True, "ours, CUDA", lambda index, threads: make_engine("cuda", index.stored)),
-        System("marisa-int", "cpu", True, "FlashTrie paper B.1: one thread, lookups from the root", _marisa_int),
-        System("marisa-opt", "cpu", True, "FlashTrie paper B.2: worker pool, merge, bounded heap", _marisa_opt),
+        System(
+            "marisa-int", "cpu", True, "FlashTrie paper B.1: one thread, lookups from the root", _marisa_int
+        ),
+        System(
+            "marisa-opt", "cpu", True, "FlashTrie paper B.2: worker pool, merge, bounded heap", _marisa_opt
+        ),
     )
 }
 
@@ -86,7 +91,8 @@ def choose_systems(names: Sequence[str] | None) -> list[System]:
     for system in chosen:
         if system.device == "gpu" and not gpu_available():
             raise EngineUnavailable(
-                f"system {system.name} needs an NVIDIA GPU with a driver and PyCUDA", hint="see flashtrie info"
+                f"system {system.name} needs an NVIDIA GPU with a driver and PyCUDA",
+                hint="see flashtrie info",
             )
     return chosen
 

@@ -1,4 +1,5 @@
-"""What is measured: an opened index with proposal grids for it, and a line that says how to get the same again."""
+"""What is measured: an opened index with proposal grids for it, and a line that says how to get the same
+again."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ class Workload:
         """The same with noise behind the best ``head`` slots (the paper's appendix K)."""
         noisy = head_noise(self.slots(num_slots), head, self.sample, self.num_tokens, self.seed)
         about = {**self.about, "head": head}
-        return Workload(f"{self.name} r={head}", self.index, noisy, self.eos, about, head, self.seed, self._sample)
+        return Workload(
+            f"{self.name} r={head}", self.index, noisy, self.eos, about, head, self.seed, self._sample
+        )
 
     def describe(self) -> dict[str, Any]:
         """What the export says of it."""
@@ -95,13 +98,15 @@ def sample_titles(
 ) -> Workload:
     """Wikipedia titles, and the grids of a trained non-autoregressive model for aliases of some of them."""
     from flashtrie_cli.keys.reader import KeyReader
-    from flashtrie_cli.keys.tokenizers import open_tokenizer
+    from flashtrie_cli.keys.tokenizers import HuggingFaceTokenizer
 
-    tokenizer = open_tokenizer(str(directory / "tokenizer.json.zst"))
+    tokenizer = HuggingFaceTokenizer.open(str(directory / "tokenizer.json.zst"))
     path = os.path.join(scratch, "titles.ft")
     say("building the titles' index")
     reader = KeyReader([str(directory / "titles.txt.zst")], kind="text", tokenizer=tokenizer, threads=threads)
-    build_index(reader, path, tokenizer=tokenizer, options=BuildOptions(codec="raw", threads=threads, force=True))
+    build_index(
+        reader, path, tokenizer=tokenizer, options=BuildOptions(codec="raw", threads=threads, force=True)
+    )
     made = own_index(
         path, str(directory / "grids.npz"), num_queries=num_queries, engine=engine, threads=threads,
         targets=str(directory / "queries.tsv"),
@@ -114,7 +119,8 @@ def sample_titles(
 def own_index(
     path: str, grids: str, *, num_queries: int, engine: str, threads: int, targets: str | None = None
 ) -> Workload:
-    """A user's index and proposal file; ``targets``: lines whose last TAB-separated column is the wanted key's text."""
+    """A user's index and proposal file; ``targets``: lines whose last TAB-separated column is the wanted
+    key's text."""
     from flashtrie_cli.query.proposals import read_proposals
 
     index = Index.open(path, engine=engine, threads=threads)
@@ -163,7 +169,8 @@ def synthetic(
     memory: int = 1 << 30,
     say: Say = lambda text: None,
 ) -> Workload:
-    """Seeded keys and NAR-style grids at any scale. ``keep``: index file to make, or to use where it exists."""
+    """Seeded keys and NAR-style grids at any scale. ``keep``: index file to make, or to use where it
+    exists."""
     keys = NarKeys(draws_for(num_keys), profile, seed, vocabulary)
     path = keep or os.path.join(scratch, "nar.ft")
     if not (keep and os.path.exists(keep)):
@@ -173,7 +180,9 @@ def synthetic(
     index = Index.open(path, engine=engine, threads=threads)
     say("drawing grids")
     sample = KeySample.of(index, num_steps, seed)
-    grids = nar_grids(sample, num_queries=num_queries, num_slots=num_slots, num_tokens=keys.num_tokens, seed=seed)
+    grids = nar_grids(
+        sample, num_queries=num_queries, num_slots=num_slots, num_tokens=keys.num_tokens, seed=seed
+    )
     about = {
         "keys": f"{keys.num_draws} draws of profile {profile}, seed {seed}, vocabulary {keys.num_tokens}",
         "grids": f"seed {seed}",

@@ -1,4 +1,5 @@
-"""The paper's CPU systems (appendix B) over the CPU engine's trie, for the benchmark: `marisa-int`, `marisa-opt`."""
+"""The paper's CPU systems (appendix B) over the CPU engine's trie, for the benchmark: `marisa-int`,
+`marisa-opt`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,185 @@
+"""One run of `flashtrie bench` from request to record: workloads made, measured, judged against a base."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from flashtrie_cli.bench import gate, record
+from flashtrie_cli.bench.measure import Effort
+from flashtrie_cli.bench.request import HEADS, Request
+from flashtrie_cli.bench.run import Settings, new_record, run
+from flashtrie_cli.bench.systems import choose_systems
+from flashtrie_cli.bench.workloads import (
+    Workload,
+    find_sample_data,
+    level_rows,
+    own_index,
+    sample_titles,
+    synthetic,
+)
+from flashtrie_cli.engine.cpu import is_available as native_available
+from flashtrie_cli.errors import EngineUnavailable, InputError, UsageError
+
+MAX_EXTRA_RUNS = 4
+"""Times that a case which looks too slow is measured again before it is called so."""
+
+Watch = Callable[[str, float], None]
+
+
+@dataclass
+class Session:
+    """A benchmark over searches. ``watch(what, share)`` is told how far it is, ``say`` what it chose."""
+
+    request: Request
+    export: str | None = None
+    watch: Watch = lambda what, share: None
+    say: Callable[[str], None] = lambda text: None
+    made: dict[str, Any] = field(default_factory=dict)
+    """The record so far, also after an interrupt."""
+
+    def run(self) -> dict[str, Any]:
+        """Measure everything asked for. Raises FlashtrieErrors; on KeyboardInterrupt `made` keeps finished
+        cases."""
+        if not native_available():
+            raise EngineUnavailable(
+                "a benchmark needs the native engine", hint="reinstall where a C++20 compiler is found"
+            )
+        request = replace(self.request, workload=self._chosen()).checked()
+        systems = choose_systems(request.systems)
+        settings = _settings(request)
+        self.made = new_record(settings)
+        self.made["request"] = request.as_json()
+        cases = (
+            len(settings.widths)
+            * len(settings.batch_sizes)
+            * len(request.heads or HEADS if _sweeps(request) else (0,))
+        )
+        with tempfile.TemporaryDirectory(prefix="flashtrie-bench-") as scratch:
+            workloads = self._workloads(request, scratch)
+            run(
+                workloads, systems, settings, self.made,
+                total_cases=cases, watch=self.watch, save=self._save,
+            )  # fmt: skip
+        return self.made
+
+    def _save(self) -> None:
+        if self.export is not None:
+            record.save(self.made, self.export)
+
+    def _chosen(self) -> str:
+        """The workload asked for; `auto` takes the user's index, else the titles, else synthetic keys, and
+        says so."""
+        if self.request.workload != "auto":
+            return self.request.workload
+        if self.request.index and self.request.proposals:
+            return "index"
+        if find_sample_data(self.request.sample_data) is None:
+            self.say("no sample data here: measuring synthetic keys (--workload nar)")
+            return "nar"
+        try:
+            import tokenizers  # noqa: F401
+        except ImportError:
+            self.say("the library tokenizers is not installed: measuring synthetic keys (--workload nar)")
+            return "nar"
+        self.say("measuring the sample data (--workload titles)")
+        return "titles"
+
+    def _workloads(self, request: Request, scratch: str) -> Iterator[Workload]:
+        if not _sweeps(request):
+            yield self._workload(request, request.workload, scratch)
+            return
+        if request.index and request.proposals:
+            plain = self._workload(request, "index", scratch)
+        else:
+            plain = self._workload(request, "titles", scratch)
+        num_slots = max(slots for slots, _ in request.widths)
+        for head in request.heads or HEADS:
+            yield plain.with_head(head, num_slots)
+
+    def _workload(self, request: Request, name: str, scratch: str) -> Workload:
+        def say(text: str) -> None:
+            self.watch(text, 0.0)
+
+        common: dict[str, Any] = {"engine": "cpu", "threads": request.threads}
+        if name == "titles":
+            directory = find_sample_data(request.sample_data)
+            if directory is None:
+                raise InputError(
+                    "there is no sample_data here", hint="run in the checkout, or use --workload nar"
+                )
+            return sample_titles(
+                Path(directory), scratch, num_queries=request.num_queries or 1 << 20, say=say, **common
+            )
+        if name == "index":
+            assert request.index is not None
+            assert request.proposals is not None
+            return own_index(
+                request.index, request.proposals, targets=request.targets,
+                num_queries=request.num_queries or 1 << 20, **common,
+            )  # fmt: skip
+        if request.num_keys is not None and len(request.num_keys) != 1:
+            raise UsageError("--keys takes several numbers for --workload build only")
+        made = synthetic(
+            scratch,
+            num_keys=(request.num_keys or (200_000,))[0],
+            num_queries=request.num_queries or 64,
+            num_slots=max(slots for slots, _ in request.widths),
+            profile=request.profile,
+            vocabulary=request.vocabulary,
+            seed=request.seed,
+            keep=request.index,
+            memory=request.memory,
+            say=say,
+            **common,
+        )
+        self.made["levels"] = level_rows(made.index)
+        return made
+
+    def judge(self, base: dict[str, Any], max_slowdown: float) -> list[gate.Verdict]:
+        """Verdicts on all cases; a case that looks too slow is measured again, a few times. Raises
+        UsageError."""
+        gate.check_comparable(base, self.made)
+        for case in self.made["cases"]:
+            gate.matching_case(base, case)  # before time is spent on any
+        for attempt in range(MAX_EXTRA_RUNS):
+            verdicts = self._verdicts(base)
+            if not any(verdict.looks_slower(max_slowdown) for verdict in verdicts):
+                break
+            self.say(
+                f"looks slower than the base; measuring again ({attempt + 1} of at most {MAX_EXTRA_RUNS})"
+            )
+            again = Session(self.request, watch=self.watch)
+            again.run()
+            self.made["cases"] = [
+                gate.merged(case, more)
+                for case, more in zip(self.made["cases"], again.made["cases"], strict=True)
+            ]
+            self._save()
+        return self._verdicts(base)
+
+    def _verdicts(self, base: dict[str, Any]) -> list[gate.Verdict]:
+        cases = self.made["cases"]
+        return [verdict for case in cases for verdict in gate.judge(gate.matching_case(base, case), case)]
+
+
+def _sweeps(request: Request) -> bool:
+    return request.workload == "head-noise"
+
+
+def _settings(request: Request) -> Settings:
+    return Settings(
+        widths=request.widths,
+        batch_sizes=request.batch_sizes,
+        threads=request.threads,
+        effort=Effort(request.passes, request.seconds),
+        plan={
+            "alpha": request.alpha,
+            "token_threshold": request.token_threshold,
+            "sequence_threshold": request.sequence_threshold,
+        },
+        use_eos=request.use_eos,
+    )

@@ -1,0 +1,193 @@
+"""A record as tables: headings and rows of text, for the terminal and for Markdown alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from flashtrie_cli.bench.gate import Verdict
+from flashtrie_cli.bench.nar_keys import profiles
+from flashtrie_cli.bench.run import YARDSTICK
+from flashtrie_cli.report import duration_text, size_text
+
+
+@dataclass(frozen=True)
+class Table:
+    """``columns`` are (heading, "left" or "right")."""
+
+    title: str
+    columns: tuple[tuple[str, str], ...]
+    rows: list[list[str]]
+
+
+def microseconds(value: float) -> str:
+    return duration_text(value / 1e6)
+
+
+def latency_table(record: dict[str, Any]) -> Table:
+    """A row a case and system."""
+    has_kernel = any(s["kernel_us"] for case in record["cases"] for s in case["systems"].values())
+    headings = ["workload", "K", "B", "batch", "system", "mean", "p50", "p90", "p95", "p99", "spread"]
+    headings += (["kernel"] if has_kernel else []) + ["queries/s", "times ours (95 %)", "calls x passes"]
+    rows = []
+    for case in record["cases"]:
+        for name, system in case["systems"].items():
+            if name == YARDSTICK:
+                continue
+            latency = system["latency_us"]
+            row = [
+                case["workload"],
+                *(f"{case[k]:,}" for k in ("num_slots", "beam_width", "batch_size")),
+                name,
+            ]
+            row += [microseconds(latency[q]) for q in ("mean", "p50", "p90", "p95", "p99", "spread")]
+            if has_kernel:
+                row.append(microseconds(system["kernel_us"]["mean"]) if system["kernel_us"] else "")
+            row += [f"{system['queries_per_s']:,.0f}", _ratio(case, name)]
+            rows.append([*row, f"{system['num_calls']} x {system['num_passes']}"])
+    left = {"workload", "system"}
+    columns = tuple((heading, "left" if heading in left else "right") for heading in headings)
+    return Table("latency of a call, host to host", columns, rows)
+
+
+def _ratio(case: dict[str, Any], name: str) -> str:
+    texts = [
+        f"{r['ratio']:.2f} ({r['low']:.2f} to {r['high']:.2f})"
+        + (f" of {r['to']}" if r["to"] != "cpu" else "")
+        for r in case["ratios"]
+        if r["of"] == name
+    ]
+    return ", ".join(texts)
+
+
+def quality_table(record: dict[str, Any]) -> Table | None:
+    """Recall of known targets by beam width, and agreement of the systems; None where no targets are
+    known."""
+    entries = [entry for entry in record["quality"] if entry.get("num_targets")]
+    if not entries:
+        return None
+    headings = (
+        "workload",
+        "K",
+        "B",
+        "targets",
+        "recall",
+        "at 1",
+        "at 10",
+        "at 100",
+        "precision",
+        "MRR",
+        "agreement",
+    )
+    rows = [
+        [
+            entry["workload"], f"{entry['num_slots']:,}", f"{entry['beam_width']:,}",
+            f"{entry['num_targets']:,}", *(f"{entry[k]:.3f}" for k in ("recall", "recall_at_1",
+            "recall_at_10", "recall_at_100")), f"{entry['precision']:.4f}",
+            f"{entry['mean_reciprocal_rank']:.3f}", _agreement(entry["agreement"]),
+        ]
+        for entry in entries
+    ]  # fmt: skip
+    columns = tuple(
+        (heading, "left" if heading in ("workload", "agreement") else "right") for heading in headings
+    )
+    return Table("known targets among the hits", columns, rows)
+
+
+def _agreement(shares: dict[str, float]) -> str:
+    apart = [f"{name} {share:.3f}" for name, share in shares.items() if share < 1]
+    return ", ".join(apart) if apart else "all the same hits"
+
+
+def workload_table(record: dict[str, Any]) -> Table:
+    """What was measured."""
+    rows = []
+    for workload in record["workloads"]:
+        shape = f"{workload['num_queries']} x {workload['num_steps']} x {workload['own_slots']}"
+        resident = max(workload.get("resident_bytes", {"": 0}).values())
+        rows.append(
+            [
+                workload["name"], f"{workload['num_keys']:,}", f"{workload['num_nodes']:,}",
+                size_text(resident), shape, workload["digest"][:12], f"{workload.get('keys', '')}; {workload.get('grids', '')}",
+            ]
+        )  # fmt: skip
+    columns = (
+        ("workload", "left"), ("keys", "right"), ("nodes", "right"), ("resident", "right"),
+        ("queries x steps x slots", "right"), ("digest", "left"), ("made from", "left"),
+    )  # fmt: skip
+    return Table("workloads", columns, rows)
+
+
+def levels_table(record: dict[str, Any]) -> Table | None:
+    """Levels of a synthetic index beside those of the real titles, at the measured size next to it."""
+    levels = record.get("levels")
+    if not levels:
+        return None
+    num_keys = record["workloads"][0]["num_keys"]
+    measured = profiles()["titles"]["measured"]
+    near = min(measured, key=lambda set_: abs(math.log(set_["num_keys"] / num_keys)))
+    rows = []
+    for level, real in zip(levels, near["levels"], strict=False):
+        rows.append([str(level["depth"]), *_level(level, num_keys), *_level(real, near["num_keys"])])
+    names = ("nodes/key", "one child", "fan-out", "largest")
+    columns = (
+        ("depth", "right"),
+        *((name, "right") for name in names),
+        *((f"titles: {name}", "right") for name in names),
+    )
+    return Table(f"levels, beside {near['num_keys']:,} real titles", columns, rows)
+
+
+def _level(level: dict[str, Any], num_keys: int) -> list[str]:
+    return [
+        f"{level['num_nodes'] / num_keys:.4f}",
+        f"{level['single_child_share']:.2f}",
+        f"{level['mean_fan_out']:.2f}",
+        f"{level['max_fan_out']:,}",
+    ]
+
+
+def gate_table(verdicts: list[Verdict], max_slowdown: float) -> Table:
+    """A row a case and engine of ours."""
+    rows = [
+        [
+            verdict.case,
+            verdict.system,
+            f"{verdict.slowdown:.3f}",
+            f"{verdict.noise:.3f}",
+            verdict.reference or "the clock",
+            "" if verdict.reference_slowdown is None else f"{verdict.reference_slowdown:.3f}",
+            "SLOWER" if verdict.is_slower(max_slowdown) else "ok",
+        ]
+        for verdict in verdicts
+    ]
+    columns = (
+        ("case", "left"), ("engine", "left"), ("slow-down", "right"), ("noise", "right"), ("against", "left"),
+        ("that against the yardstick", "right"), (f"at most {max_slowdown:.2f}", "left"),
+    )  # fmt: skip
+    return Table("against the base", columns, rows)
+
+
+def build_table(record: dict[str, Any]) -> Table:
+    """A row a number of keys and builder."""
+    rows = [
+        [
+            f"{row['num_keys']:,}", row["builder"], duration_text(row["seconds"]),
+            f"{row['num_keys'] / row['seconds']:,.0f}",
+            size_text(row["peak_bytes"]), size_text(row["index_bytes"]),
+            f"{row['index_bytes'] * 8 / row['num_keys']:.1f}",
+        ]
+        for row in record["builds"]
+    ]  # fmt: skip
+    headings = ("keys", "builder", "time", "keys/s", "peak memory", "index", "bits a key")
+    columns = tuple((heading, "left" if heading == "builder" else "right") for heading in headings)
+    return Table("building an index", columns, rows)
+
+
+def all_tables(record: dict[str, Any]) -> list[Table]:
+    """Every table that a record has something for."""
+    if "builds" in record:
+        return [build_table(record)]
+    tables = (workload_table(record), levels_table(record), latency_table(record), quality_table(record))
+    return [table for table in tables if table is not None and table.rows]
