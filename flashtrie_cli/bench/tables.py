@@ -109,7 +109,8 @@ def workload_table(record: dict[str, Any]) -> Table:
         rows.append(
             [
                 workload["name"], f"{workload['num_keys']:,}", f"{workload['num_nodes']:,}",
-                size_text(resident), shape, workload["digest"][:12], f"{workload.get('keys', '')}; {workload.get('grids', '')}",
+                size_text(resident), shape, workload["digest"][:12],
+                f"{workload.get('keys', '')}; {workload.get('grids', '')}",
             ]
         )  # fmt: skip
     columns = (
