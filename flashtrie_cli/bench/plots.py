@@ -119,7 +119,6 @@ def _latency(workload: str, cases: list[dict[str, Any]]) -> Any:
     right.set(
         xlabel="beam width",
         ylabel=f"times {ours}",
-        yscale="log",
         title="ratio, 95 % interval",
     )
     right.legend(fontsize=8, frameon=False)
@@ -196,6 +195,8 @@ def _build(builds: list[dict[str, Any]]) -> Any:
     for axes, label in ((left, "seconds"), (right, "index on disk, MB")):
         axes.set(xlabel="keys", ylabel=label, xscale="log")
         axes.legend(fontsize=8, frameon=False)
+        axes.set_xticks(keys, [f"{key:,}" for key in keys], fontsize=8)
+        axes.minorticks_off()
     _scale(left, right)
     return figure
 
