@@ -38,6 +38,12 @@ def test_a_slow_system_gets_fewer_calls():
     assert int(np.isfinite(samples["slow"].call_ns).sum()) == samples["slow"].num_calls
 
 
+def test_waiting_is_not_processor_time():
+    samples = measure({"x": lambda call: time.sleep(0.01)}, 2, Effort(passes=2, seconds=1))["x"]
+    assert samples.call_ns.min() > 9e6
+    assert samples.cpu_ns.max() < 5e6
+
+
 def test_kernel_times_are_kept():
     samples = measure({"gpu": lambda call: 1000 + call}, 4, Effort(passes=2, seconds=1))
     assert samples["gpu"].kernel_ns[0].tolist() == [1000, 1001, 1002, 1003]

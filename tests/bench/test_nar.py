@@ -12,6 +12,7 @@ from flashtrie_cli.errors import UsageError
 
 
 def flat(batches):
+    batches = list(batches)
     tokens = np.concatenate([batch.tokens for batch in batches])
     return tokens, np.concatenate([np.diff(batch.offsets) for batch in batches])
 
