@@ -35,10 +35,11 @@ class Effort:
 
 @dataclass
 class Samples:
-    """Times of one system, ``call_ns`` float64 [passes, calls], NaN where it did not get to; kernel times
-    likewise."""
+    """Times of one system, float64 [passes, calls], NaN where it did not get to: of the clock, of the processors that
+    this process had (a time slice lost to another process is not in it), of the kernel."""
 
     call_ns: F64
+    cpu_ns: F64
     kernel_ns: F64
     num_calls: int = 0
     num_passes: int = 0
@@ -86,11 +87,13 @@ def measure(
 
 
 def _time_block(work: Work, samples: Samples, number: int, calls: Sequence[int]) -> None:
-    clock = time.perf_counter_ns
+    clock, cpu_clock = time.perf_counter_ns, time.process_time_ns
     for call in calls:
+        cpu_begin = cpu_clock()
         begin = clock()
         kernel = work(call)
         samples.call_ns[number, call] = clock() - begin
+        samples.cpu_ns[number, call] = cpu_clock() - cpu_begin
         if kernel is not None:
             samples.kernel_ns[number, call] = kernel
 
@@ -109,5 +112,5 @@ def _warm_up(work: Work, num_calls: int, effort: Effort) -> Samples:
     affordable = max(1.0, effort.seconds * 1e9 / one)
     passes = int(np.clip(affordable / num_calls, 1, effort.passes))
     calls = int(np.clip(affordable / passes, min(2, num_calls), num_calls))
-    shape = (effort.passes, num_calls)
-    return Samples(np.full(shape, np.nan), np.full(shape, np.nan), calls, passes, spent)
+    times = [np.full((effort.passes, num_calls), np.nan) for _ in range(3)]
+    return Samples(*times, calls, passes, spent)

@@ -93,15 +93,17 @@ def _latency(workload: str, cases: list[dict[str, Any]]) -> Any:
     """Figures 3 and 5: mean (solid) and p95 (dashed) over the beam width; how many times ours the others
     take."""
     batch = cases[0]["batch_size"]
-    figure, left, right = _panels(f"{workload}: latency of a call of {batch} over the beam width (K = B)")
+    figure, left, right = _panels(f"{workload}: latency over the beam width (K = B), {batch} a call")
     widths = [case["beam_width"] for case in cases]
     for name in _names(cases):
         latency = [case["systems"][name]["latency_us"] for case in cases]
         colour = COLOURS.get(name)
         left.plot(widths, [one["mean"] / 1e3 for one in latency], "o-", color=colour, label=f"{name} (mean)")
         left.plot(widths, [one["p95"] / 1e3 for one in latency], "--", color=colour, alpha=0.7)
-    left.set(xlabel="beam width", ylabel="milliseconds (log)", yscale="log", title="mean solid, p95 dashed")
+    left.set(xlabel="beam width", ylabel="milliseconds", title="mean solid, p95 dashed")
     left.legend(fontsize=8, frameon=False)
+    for axes in (left, right):
+        axes.set_xticks(widths)
     ours = next(name for name in (*reversed(OURS), *_names(cases)) if name in cases[0]["systems"])
     for name in _names(cases):
         pairs = [
@@ -116,12 +118,11 @@ def _latency(workload: str, cases: list[dict[str, Any]]) -> Any:
         )
     right.set(
         xlabel="beam width",
-        ylabel=f"times {ours} (log)",
-        yscale="log",
+        ylabel=f"times {ours}",
         title="ratio, 95 % interval",
     )
     right.legend(fontsize=8, frameon=False)
-    _plain_numbers(left.yaxis, right.yaxis)
+    _scale(left, right)
     return figure
 
 
@@ -149,14 +150,14 @@ def _throughput(workload: str, cases: list[dict[str, Any]]) -> Any:
             (b, at[widths[0], b]["systems"][name]["queries_per_s"]) for b in batches if (widths[0], b) in at
         ]
         right.plot(*zip(*line, strict=True), "o-", color=COLOURS.get(name), label=f"{name}, B = {widths[0]}")
-    left.set(xlabel="beam width", ylabel="queries/s (log)", yscale="log", title="by beam width")
-    right.set(
-        xlabel="queries a call", ylabel="queries/s (log)", yscale="log", xscale="log", title="by batch size"
-    )
+    left.set(xlabel="beam width", ylabel="queries/s", title="by beam width")
+    right.set(xlabel="queries a call", ylabel="queries/s", title="by batch size")
+    right.set_xscale("log", base=2)
     right.set_xticks(batches, [str(batch) for batch in batches])
+    left.set_xticks(widths)
     for axes in (left, right):
         axes.legend(fontsize=7, frameon=False)
-    _plain_numbers(left.yaxis, right.yaxis)
+    _scale(left, right)
     return figure
 
 
@@ -174,11 +175,11 @@ def _head_noise(cases: list[dict[str, Any]]) -> Any:
         ratios = [r["ratio"] for case in noisy for r in case["ratios"] if r["of"] == name and r["to"] == ours]
         if ratios:
             right.plot(places, ratios, "o-", color=COLOURS.get(name), label=f"{name} / {ours}")
-    for axes, label in ((left, "mean milliseconds (log)"), (right, f"times {ours} (log)")):
+    for axes, label in ((left, "mean milliseconds"), (right, f"times {ours}")):
         axes.set_xticks(list(places), [str(head) for head in heads])
-        axes.set(xlabel="slots kept, r (0: all noise)", ylabel=label, yscale="log")
+        axes.set(xlabel="slots kept, r (0: all noise)", ylabel=label)
         axes.legend(fontsize=8, frameon=False)
-    _plain_numbers(left.yaxis, right.yaxis)
+    _scale(left, right)
     return figure
 
 
@@ -191,17 +192,25 @@ def _build(builds: list[dict[str, Any]]) -> Any:
         left.plot(keys, [row["seconds"] for row in rows], "o-", color=COLOURS.get(name), label=name)
         sizes = [row["index_bytes"] / 1e6 for row in rows]
         right.plot(keys, sizes, "o-", color=COLOURS.get(name), label=name)
-    for axes, label in ((left, "seconds (log)"), (right, "index on disk, MB (log)")):
-        axes.set(xlabel="keys (log)", ylabel=label, xscale="log", yscale="log")
+    for axes, label in ((left, "seconds"), (right, "index on disk, MB")):
+        axes.set(xlabel="keys", ylabel=label, xscale="log")
         axes.legend(fontsize=8, frameon=False)
-    _plain_numbers(left.yaxis, right.yaxis)
+        axes.set_xticks(keys, [f"{key:,}" for key in keys], fontsize=8)
+        axes.minorticks_off()
+    _scale(left, right)
     return figure
 
 
-def _plain_numbers(*axes: Any) -> None:
-    """0.5, 20, 3000 instead of powers of ten."""
-    from matplotlib.ticker import FuncFormatter
+def _scale(*axes: Any) -> None:
+    """Logarithmic where values span more than a decade, else linear from 0; numbers written out."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
 
-    for axis in axes:
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+    for one in axes:
+        values = [y for line in one.get_lines() for y in line.get_ydata() if y > 0]
+        if values and max(values) > 10 * min(values):
+            one.set_yscale("log")
+            one.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            one.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+        else:
+            one.set_ylim(bottom=0)
+        one.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))

@@ -65,8 +65,8 @@ class Request:
             self,
             systems=self.systems or ("cpu", "marisa-opt"),
             beam_widths=self.beam_widths or (100,),
-            passes=STEADY_PASSES,
-            seconds=STEADY_SECONDS,
+            passes=STEADY_PASSES if self.passes == Request.passes else self.passes,
+            seconds=STEADY_SECONDS if self.seconds == Request.seconds else self.seconds,
         )
 
     @property

@@ -13,7 +13,7 @@ from flashtrie_cli.bench.grids import Grids
 from flashtrie_cli.bench.measure import Effort, Samples, Work, measure, search_work
 from flashtrie_cli.bench.quality import agreement, check_exact, quality
 from flashtrie_cli.bench.statistics import ratio, summary
-from flashtrie_cli.bench.systems import OURS, Searcher, System, resident_size
+from flashtrie_cli.bench.systems import OURS, SYSTEMS, Searcher, System, resident_size
 from flashtrie_cli.bench.workloads import Workload
 from flashtrie_cli.engine.cpu import is_available as native_available
 from flashtrie_cli.engine.cpu import native
@@ -96,7 +96,8 @@ def run(
                     watch(at, (done + share) / total_cases)
 
                 samples = _measure_case(workload, searchers, grids, plan, batch_size, settings, tick)
-                record["cases"].append(_case(workload, num_slots, beam_width, batch_size, samples))
+                sizes = (num_slots, beam_width, batch_size)
+                record["cases"].append(_case(workload, sizes, samples, settings.threads))
                 done += 1
                 save()
     record["is_complete"] = True
@@ -182,14 +183,14 @@ def yardstick_work(workload: Workload) -> Work:
 
 
 def _case(
-    workload: Workload, num_slots: int, beam_width: int, batch_size: int, samples: dict[str, Samples]
+    workload: Workload, sizes: tuple[int, int, int], samples: dict[str, Samples], threads: int
 ) -> dict[str, Any]:
-    systems = {name: _system_result(own, batch_size) for name, own in samples.items()}
+    num_slots, beam_width, batch_size = sizes
     ratios = [
-        {"of": name, "to": ours, **ratio(own.call_ns, samples[ours].call_ns)}
+        {"of": name, "to": ours, **_ratio(name, ours, samples, threads)}
         for ours in OURS
         if ours in samples
-        for name, own in samples.items()
+        for name in samples
         if name not in (ours, YARDSTICK)
     ]
     return {
@@ -199,21 +200,33 @@ def _case(
         "num_slots": num_slots,
         "beam_width": beam_width,
         "batch_size": batch_size,
-        "systems": systems,
+        "systems": {name: _system_result(own, batch_size) for name, own in samples.items()},
         "ratios": ratios,
     }
 
 
+def _ratio(name: str, ours: str, samples: dict[str, Samples], threads: int) -> dict[str, Any]:
+    """By processor time where both run on one CPU thread: a long call loses time slices on a busy machine, a short one
+    does not, and the clock would charge the slower system for it. Else by the clock."""
+    if threads == 1 and all(SYSTEMS[one].device == "cpu" for one in (name, ours)):
+        return {"by": "cpu time", **ratio(samples[name].cpu_ns, samples[ours].cpu_ns)}
+    return {"by": "clock", **ratio(samples[name].call_ns, samples[ours].call_ns)}
+
+
 def _system_result(own: Samples, batch_size: int) -> dict[str, Any]:
     timed = own.call_ns[: own.num_passes, : own.num_calls]
+    cpu = own.cpu_ns[: own.num_passes, : own.num_calls]
     kernel = own.kernel_ns[: own.num_passes, : own.num_calls]
     has_kernel = bool(np.isfinite(kernel).any())
     latency = summary(timed.ravel() / 1e3)
     return {
         "latency_us": latency,
+        "cpu_us": summary(cpu.ravel() / 1e3),
         "kernel_us": summary(kernel.ravel() / 1e3) if has_kernel else None,
         "queries_per_s": batch_size * 1e6 / latency["mean"],
         "num_passes": own.num_passes,
         "num_calls": own.num_calls,
         "samples_ns": timed.astype(np.int64).tolist(),
+        "cpu_samples_ns": cpu.astype(np.int64).tolist(),
+        "kernel_samples_ns": kernel.astype(np.int64).tolist() if has_kernel else None,
     }

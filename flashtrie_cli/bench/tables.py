@@ -21,44 +21,42 @@ class Table:
     rows: list[list[str]]
 
 
-def microseconds(value: float) -> str:
-    return duration_text(value / 1e6)
+def milliseconds(value_us: float) -> str:
+    """Three figures."""
+    return f"{value_us / 1e3:,.0f}" if value_us >= 1e5 else f"{value_us / 1e3:.3g}"
 
 
 def latency_table(record: dict[str, Any]) -> Table:
-    """A row a case and system."""
+    """A row a case and system; milliseconds."""
     has_kernel = any(s["kernel_us"] for case in record["cases"] for s in case["systems"].values())
-    headings = ["workload", "K", "B", "batch", "system", "mean", "p50", "p90", "p95", "p99", "spread"]
-    headings += (["kernel"] if has_kernel else []) + ["queries/s", "times ours (95 %)", "calls x passes"]
+    headings = ["workload", "K", "B", "batch", "system", "mean", "p50", "p90", "p95", "p99", "spread", "CPU"]
+    headings += [*(["kernel"] if has_kernel else []), "queries/s", "times ours", "95 %", "timed"]
     rows = []
     for case in record["cases"]:
         for name, system in case["systems"].items():
             if name == YARDSTICK:
                 continue
             latency = system["latency_us"]
-            row = [
-                case["workload"],
-                *(f"{case[k]:,}" for k in ("num_slots", "beam_width", "batch_size")),
-                name,
-            ]
-            row += [microseconds(latency[q]) for q in ("mean", "p50", "p90", "p95", "p99", "spread")]
+            row = [case["workload"], *(str(case[k]) for k in ("num_slots", "beam_width", "batch_size")), name]
+            row += [milliseconds(latency[q]) for q in ("mean", "p50", "p90", "p95", "p99", "spread")]
+            row.append(milliseconds(system["cpu_us"]["p50"]))
             if has_kernel:
-                row.append(microseconds(system["kernel_us"]["mean"]) if system["kernel_us"] else "")
-            row += [f"{system['queries_per_s']:,.0f}", _ratio(case, name)]
-            rows.append([*row, f"{system['num_calls']} x {system['num_passes']}"])
+                row.append(milliseconds(system["kernel_us"]["mean"]) if system["kernel_us"] else "")
+            row += [f"{system['queries_per_s']:,.0f}", *_ratio(case, name)]
+            rows.append([*row, f"{system['num_calls']}x{system['num_passes']}"])
     left = {"workload", "system"}
     columns = tuple((heading, "left" if heading in left else "right") for heading in headings)
-    return Table("latency of a call, host to host", columns, rows)
+    return Table("latency of a call, host to host, in milliseconds", columns, rows)
 
 
-def _ratio(case: dict[str, Any], name: str) -> str:
-    texts = [
-        f"{r['ratio']:.2f} ({r['low']:.2f} to {r['high']:.2f})"
-        + (f" of {r['to']}" if r["to"] != "cpu" else "")
-        for r in case["ratios"]
-        if r["of"] == name
-    ]
-    return ", ".join(texts)
+def _ratio(case: dict[str, Any], name: str) -> tuple[str, str]:
+    """How many times our best engine's time, with the interval."""
+    own = [r for r in case["ratios"] if r["of"] == name]
+    if not own:
+        return "", ""
+    best = own[-1]  # cuda's behind cpu's
+    of = "" if best["to"] == "cpu" else f" {best['to']}"
+    return f"{best['ratio']:.3g}{of}", f"{best['low']:.3g} to {best['high']:.3g}"
 
 
 def quality_table(record: dict[str, Any]) -> Table | None:
@@ -109,7 +107,8 @@ def workload_table(record: dict[str, Any]) -> Table:
         rows.append(
             [
                 workload["name"], f"{workload['num_keys']:,}", f"{workload['num_nodes']:,}",
-                size_text(resident), shape, workload["digest"][:12], f"{workload.get('keys', '')}; {workload.get('grids', '')}",
+                size_text(resident), shape, workload["digest"][:12],
+                f"{workload.get('keys', '')}; {workload.get('grids', '')}",
             ]
         )  # fmt: skip
     columns = (

@@ -1,0 +1,141 @@
+"""`flashtrie bench` from the outside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from flashtrie_cli.cli import app
+from flashtrie_cli.engine.cpu import CpuEngine
+from flashtrie_cli.errors import InputError, UsageError
+
+SMALL = ["bench", "-w", "nar", "--keys", "3k", "--queries", "8", "-b", "20"]
+
+
+def bench(*arguments):
+    return CliRunner().invoke(app, [*SMALL, *arguments])
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bench") / "base.json"
+    result = bench("--steady", "--export", str(path))
+    assert result.exit_code == 0, result.output
+    return path
+
+
+def test_everything_side_by_side(tmp_path):
+    export, report = tmp_path / "x.json", tmp_path / "x.md"
+    result = bench("--batch", "1,4", "--export", str(export), "--report", str(report))
+    assert result.exit_code == 0, result.output
+    made = json.loads(export.read_text())
+    assert made["schema"] == "flashtrie.bench/1"
+    assert made["is_complete"]
+    assert [case["batch_size"] for case in made["cases"]] == [1, 4]
+    for case in made["cases"]:
+        assert {"cpu", "marisa-int", "marisa-opt", "yardstick"} <= set(case["systems"])
+        for system in case["systems"].values():
+            assert len(system["samples_ns"]) == system["num_passes"]
+    assert set(made["quality"][0]["agreement"].values()) == {1.0}
+    text = report.read_text()
+    assert "marisa-opt" in text
+    assert made["environment"]["python"] in text
+
+
+def test_json_on_stdout():
+    result = bench("--systems", "cpu", "--json")
+    assert json.loads(result.stdout)["cases"][0]["systems"]["cpu"]["latency_us"]["mean"] > 0
+
+
+def test_the_same_again_passes(base):
+    assert bench("--against", str(base), "--max-slowdown", "1.5").exit_code == 0
+
+
+def test_a_slower_engine_fails(base, monkeypatch):
+    quick = CpuEngine.search
+
+    def slow(self, tokens, logprobs, plan):
+        begin = time.perf_counter()
+        found = quick(self, tokens, logprobs, plan)
+        until = time.perf_counter() + 2 * (time.perf_counter() - begin)
+        while time.perf_counter() < until:
+            pass
+        return found
+
+    monkeypatch.setattr(CpuEngine, "search", slow)
+    monkeypatch.setattr("flashtrie_cli.bench.session.MAX_EXTRA_RUNS", 1)
+    result = bench("--against", str(base), "--max-slowdown", "1.5")
+    assert result.exit_code == 1, result.output
+    assert "SLOWER" in result.output
+
+
+def test_refuses_what_the_base_did_not_measure(base):
+    result = CliRunner().invoke(app, ["bench", "--against", str(base), "-b", "50"])
+    assert isinstance(result.exception, UsageError)
+    assert "beam_widths" in str(result.exception)
+
+
+def test_an_interrupted_base_is_refused(base, tmp_path):
+    made = json.loads(base.read_text())
+    made["is_complete"] = False
+    cut = tmp_path / "cut.json"
+    cut.write_text(json.dumps(made))
+    assert isinstance(bench("--against", str(cut)).exception, InputError)
+
+
+def test_finished_cases_survive_an_interrupt(tmp_path, monkeypatch):
+    export = tmp_path / "x.json"
+    calls = []
+
+    def stop_at_second(*arguments, **names):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*arguments, **names)
+
+    from flashtrie_cli.bench import run
+
+    real = run.measure
+    monkeypatch.setattr(run, "measure", stop_at_second)
+    result = bench("--batch", "1,2", "--systems", "cpu", "--export", str(export))
+    assert result.exit_code != 0
+    made = json.loads(export.read_text())
+    assert len(made["cases"]) == 1
+    assert not made["is_complete"]
+    assert "cpu" in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-w", "x"],
+        ["--systems", "x"],
+        ["-b", "0"],
+        ["-w", "index"],
+        ["--max-slowdown", "0.5", "--against", "x"],
+    ],
+)
+def test_bad_usage(arguments):
+    result = CliRunner().invoke(app, ["bench", *arguments])
+    assert isinstance(result.exception, UsageError), result.output
+
+
+def test_builds_in_processes_of_their_own(tmp_path):
+    export = tmp_path / "b.json"
+    result = CliRunner().invoke(app, ["bench", "-w", "build", "--keys", "2k,5k", "--export", str(export)])
+    assert result.exit_code == 0, result.output
+    rows = [row for row in json.loads(export.read_text())["builds"] if row["builder"] == "flashtrie"]
+    assert [row["num_keys"] for row in rows] == pytest.approx([2000, 5000], rel=0.05)
+    assert all(
+        row["peak_bytes"] > 1 << 20 and row["seconds"] > 0 and row["index_bytes"] > 100 for row in rows
+    )
+
+
+def test_help_imports_no_numpy():
+    code = "import sys, flashtrie_cli.commands.bench; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
