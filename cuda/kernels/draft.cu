@@ -1,6 +1,6 @@
 // Draft trees in one launch.
 //
-// A row of logits is cut into tiles of 8,192, a chunk is one or a few tiles in turn. Every block reads one chunk once,
+// A row of logits is cut into equal tiles of at most 8,192, a chunk is one or a few tiles in turn. Every block reads one chunk once,
 // 16 bytes a load and a tile's loads all in flight together, and leaves the chunk's top_k values and its sum of
 // exponentials in the workspace. The block that comes last for a batch row merges the chunks, grows the tree in one warp
 // and writes all outputs.
@@ -19,6 +19,7 @@ namespace flashtrie {
 #endif
 constexpr int kThreadLogits = 32;                           // of a tile, in registers
 constexpr int kTileLogits = kThreadLogits * kDraftThreads;  // 8,192, whatever their type
+static_assert(kTileLogits % (8 * kDraftThreads) == 0, "whole packs");
 constexpr int kListCapacity = 512;  // values that reach the bound: 22 a tile on average for top_k 8
 
 struct DraftParams {
@@ -33,6 +34,7 @@ struct DraftParams {
   uint32_t* tickets;     // [B], zero before and after every launch
   int32_t num_chunks;    // of a row
   int32_t num_tiles;     // of a row
+  int32_t tile_packs;    // 16-byte packs of a tile; the last tile of a row may have fewer
   int32_t chunk_tiles;   // of a chunk; the last one of a row may have fewer
 };
 
@@ -128,26 +130,34 @@ __device__ __forceinline__ uint4 load_edge(const T* row, int vocab_size, int fir
 }
 
 template <typename T>
-__device__ __forceinline__ TilePart<T> load_tile(const T* row, int vocab_size, int tile) {
-  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
+__device__ __forceinline__ TilePart<T> load_tile(const T* row, int vocab_size, int tile, int tile_packs) {
+  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads, kLast = (kLoads - 1) * kDraftThreads;
   const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % kCount);
-  const int tile_first = tile * kTileLogits - shift;
+  const int tile_first = tile * tile_packs * kCount - shift;
+  const int thread = static_cast<int>(threadIdx.x);
+  const uint32_t blank = Pack<T>::kMinusInfinity;
   TilePart<T> part;
-  part.first_id = tile_first + static_cast<int>(threadIdx.x) * kCount;
-  if (tile_first >= 0 && tile_first + kTileLogits <= vocab_size) {
+  part.first_id = tile_first + thread * kCount;
+  part.packs[kLoads - 1] = make_uint4(blank, blank, blank, blank);
+  if (tile_packs > kLast && tile_first >= 0 && tile_first + tile_packs * kCount <= vocab_size) {
 #pragma unroll
-    for (int load = 0; load < kLoads; ++load)
+    for (int load = 0; load < kLoads - 1; ++load)
       part.packs[load] = __ldcs(reinterpret_cast<const uint4*>(row + part.id(load, 0)));
+    if (kLast + thread < tile_packs)
+      part.packs[kLoads - 1] = __ldcs(reinterpret_cast<const uint4*>(row + part.id(kLoads - 1, 0)));
   } else {
 #pragma unroll
-    for (int load = 0; load < kLoads; ++load) part.packs[load] = load_edge(row, vocab_size, part.id(load, 0));
+    for (int load = 0; load < kLoads; ++load) {
+      const bool is_inside = load * kDraftThreads + thread < tile_packs;
+      part.packs[load] = load_edge(row, vocab_size, is_inside ? part.id(load, 0) : vocab_size);
+    }
   }
   return part;
 }
 
-// Tiles first to last - 1 of a row.
+// Tiles first to last - 1 of a row, each of as many packs.
 struct Chunk {
-  int first, last;
+  int first, last, tile_packs;
 };
 
 struct ScanShared {
@@ -181,7 +191,7 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
     uint32_t count = 0;
 #pragma unroll 1
     for (int tile = chunk.first; tile < chunk.last; ++tile) {
-      const TilePart<T> part = load_tile(row, vocab_size, tile);
+      const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
 #pragma unroll 1
       for (int load = 0; load < kLoads; ++load)
         for (int i = 0; i < kCount; ++i) count += ordered_score(Pack<T>::get(part.packs[load], i)) >= trial ? 1 : 0;
@@ -194,7 +204,7 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
   __syncthreads();
 #pragma unroll 1
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
-    const TilePart<T> part = load_tile(row, vocab_size, tile);
+    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
 #pragma unroll 1
     for (int load = 0; load < kLoads; ++load)
       for (int i = 0; i < kCount; ++i) {
@@ -206,7 +216,7 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
   uint32_t next = shared.num_listed;
 #pragma unroll 1
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
-    const TilePart<T> part = load_tile(row, vocab_size, tile);
+    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
 #pragma unroll 1
     for (int load = 0; load < kLoads && next < static_cast<uint32_t>(top_k); ++load) {
       uint32_t before = 0, total = 0;  // equals in lower lanes; in the warp
@@ -239,14 +249,16 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
                                            uint64_t* keys, ExpSum* sum) {
   constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const int groups = power_of_two_at_least((top_k + kDraftWarps - 1) / kDraftWarps);  // of a warp
+  // The bound comes from groups of lanes, top_k of them at least, in the warps that a tile fills.
+  const int full_warps = max(1, min(kDraftWarps, chunk.tile_packs / 32));
+  const int groups = power_of_two_at_least((top_k + full_warps - 1) / full_warps);  // of a warp
   for (int i = threadIdx.x; i < kListCapacity + 4; i += kDraftThreads) shared.list[i] = 0;
   if (threadIdx.x == 0) shared.num_listed = 0;
   ExpSum running{-INFINITY, 0.0f};  // the warp's peak, the lane's sum
   float lowest = -INFINITY;         // the bound, once there is one
 #pragma unroll 1
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
-    const TilePart<T> part = load_tile(row, vocab_size, tile);
+    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
     float peak = -INFINITY;
 #pragma unroll
     for (int load = 0; load < kLoads; ++load) peak = fmaxf(peak, Pack<T>::peak(part.packs[load]));
@@ -258,8 +270,7 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
       if (lane == 0) bounds[warp] = warp_bound;
       __syncthreads();
       uint32_t bound = bounds[0];
-#pragma unroll
-      for (int i = 1; i < kDraftWarps; ++i) bound = min(bound, bounds[i]);
+      for (int i = 1; i < full_warps; ++i) bound = min(bound, bounds[i]);
       lowest = fmaxf(score_of(bound), -FLT_MAX);
     }
     const float base = exp_base(warp_peak);
@@ -473,7 +484,7 @@ __device__ __forceinline__ void build(const DraftParams& params) {
                    (batch * sizes.block_size + sizes.first_row + depth) * static_cast<int64_t>(sizes.vocab_size);
     const int64_t slot = (batch * depths + depth) * chunks + chunk;
     const int first_tile = static_cast<int>(chunk) * params.chunk_tiles;
-    const Chunk tiles{first_tile, min(first_tile + params.chunk_tiles, params.num_tiles)};
+    const Chunk tiles{first_tile, min(first_tile + params.chunk_tiles, params.num_tiles), params.tile_packs};
     scan_chunk(row, sizes.vocab_size, tiles, *reinterpret_cast<ScanShared*>(memory), sizes.top_k,
                params.chunk_keys + slot * sizes.top_k, params.chunk_sums + slot);
   }

@@ -16,7 +16,7 @@ from flashtrie_cli.errors import EngineUnavailable, InputError, UsageError
 
 THREADS = 256
 TILE_LOGITS = 8192
-"""Logits that one block reads at a time (kTileLogits)."""
+"""Most logits that one block reads at a time (kTileLogits)."""
 MERGE_BYTES = 8 * 292 * (THREADS // 32)
 """Shared memory of the warps' merge lists (kMergeStride)."""
 BLOCKS_PER_MULTIPROCESSOR = 4
@@ -64,6 +64,7 @@ class DraftParams(ctypes.Structure):
         ("tickets", _pointer),
         ("num_chunks", ctypes.c_int32),
         ("num_tiles", ctypes.c_int32),
+        ("tile_packs", ctypes.c_int32),
         ("chunk_tiles", ctypes.c_int32),
     )
 
@@ -109,12 +110,14 @@ def _checked(name: str, array: Any, dtypes: tuple[str, ...], shape: tuple[int, .
     return found.pointer
 
 
-def num_tiles(plan: DraftPlan, logits: int | None) -> int:
-    """Tiles of a row: one more may be needed where rows don't start on 16 bytes (``logits`` None: suppose so)."""
+def tiling(plan: DraftPlan, logits: int) -> tuple[int, int]:
+    """How many tiles a row has, and of how many 16-byte packs; rows that start between packs may need one more."""
     itemsize = 4 if plan.logit_type == "float32" else 2
-    aligned = logits is not None and logits % 16 == 0 and plan.vocab_size * itemsize % 16 == 0
-    shift = 0 if aligned else 16 // itemsize - 1
-    return -(-(plan.vocab_size + shift) // TILE_LOGITS)
+    pack = 16 // itemsize
+    aligned = logits % 16 == 0 and plan.vocab_size % pack == 0
+    packs = -(-(plan.vocab_size + (0 if aligned else pack - 1)) // pack)
+    tiles = -(-packs * pack // TILE_LOGITS)
+    return tiles, -(-packs // tiles)
 
 
 def chunk_tiles(plan: DraftPlan, tiles: int, num_multiprocessors: int) -> int:
@@ -126,7 +129,7 @@ def chunk_tiles(plan: DraftPlan, tiles: int, num_multiprocessors: int) -> int:
 
 def _workspace_parts(plan: DraftPlan) -> tuple[int, int, int]:
     """Offsets of keys and sums behind the tickets, and the whole size."""
-    rows = plan.batch_size * plan.num_depths * -(-(plan.vocab_size + 7) // TILE_LOGITS)
+    rows = plan.batch_size * plan.num_depths * -(-(plan.vocab_size + 14) // TILE_LOGITS)
     keys = -(-4 * plan.batch_size // _ALIGNMENT) * _ALIGNMENT
     sums = keys + -(-8 * rows * plan.top_k // _ALIGNMENT) * _ALIGNMENT
     return keys, sums, sums + 8 * rows
@@ -159,7 +162,7 @@ def fill_params(
         setattr(params, name, pointers.get(name, 0))
     keys, sums, _ = _workspace_parts(plan)
     params.tickets, params.chunk_keys, params.chunk_sums = workspace, workspace + keys, workspace + sums
-    params.num_tiles = num_tiles(plan, pointers["logits"])
+    params.num_tiles, params.tile_packs = tiling(plan, pointers["logits"])
     params.chunk_tiles = chunk_tiles(plan, params.num_tiles, num_multiprocessors)
     params.num_chunks = -(-params.num_tiles // params.chunk_tiles)
     grid = plan.batch_size * max(plan.num_depths * params.num_chunks, 1)
