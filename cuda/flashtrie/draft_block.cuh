@@ -15,7 +15,7 @@ constexpr int kDraftWarps = kDraftThreads / 32;
 constexpr int kDraftMaxTopK = 32;
 constexpr int kDraftMaxNodes = 256;
 constexpr unsigned kWholeWarp = 0xffffffffu;
-constexpr float kNoCandidate = 1.0f;  // where a list of log-probs, none above 0, has ended
+constexpr uint32_t kWorstCost = 0x7f800000u;  // bits of +inf; those of NaN, which marks the end of a list, are above
 
 __device__ __forceinline__ uint32_t warp_max(uint32_t x) {
 #if __CUDA_ARCH__ >= 800
@@ -26,7 +26,13 @@ __device__ __forceinline__ uint32_t warp_max(uint32_t x) {
 #endif
 }
 
-__device__ __forceinline__ uint32_t warp_min(uint32_t x) { return ~warp_max(~x); }
+__device__ __forceinline__ uint32_t warp_min(uint32_t x) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_min_sync(kWholeWarp, x);
+#else
+  return ~warp_max(~x);
+#endif
+}
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
@@ -58,154 +64,143 @@ __device__ __forceinline__ ExpSum warp_join(ExpSum part) {
   return {peak, warp_sum(part.sum * fast_exp(part.peak - exp_base(peak)))};
 }
 
-// A lower bound of the top_k-th largest of all lanes' values, given each lane's largest: the smallest of the
-// maxima of at least `num_groups` groups of lanes. About top_k * ln(top_k) values reach it when their order is random.
+// A lower bound of the top_k-th largest of all lanes' values, given each lane's largest: the smallest of the maxima of
+// num_groups >= top_k groups of lanes. About top_k * ln(top_k) values reach it when their order is random. A group
+// takes every num_groups-th lane, so that lanes left without a value don't leave a group without one.
 __device__ __forceinline__ uint32_t group_bound(uint32_t lane_max, int num_groups) {
-  for (int step = 1; step * 2 * num_groups <= 32; step <<= 1)
+#pragma unroll 1
+  for (int step = 16; step >= num_groups; step >>= 1)
     lane_max = max(lane_max, __shfl_xor_sync(kWholeWarp, lane_max, step));
   return warp_min(lane_max);
 }
 
 __device__ __forceinline__ int power_of_two_at_least(int x) { return x <= 1 ? 1 : 1 << (32 - __clz(x - 1)); }
 
-constexpr int kMergeBatch = 256;  // keys a warp looks at together
-// A merge list: the kept keys, a batch behind them, and room to sort the kept ones into.
-constexpr int kMergeCapacity = kMergeBatch + kDraftMaxTopK;
-constexpr int kMergeStride = kMergeCapacity + kDraftMaxTopK;
+// A warp's merge list: kept keys and new ones, and room to sort the kept ones into. The code of the block that comes last
+// runs once and mostly waits for its instructions, so it is written to be short.
+constexpr int kMergeCapacity = 256;
+constexpr int kMergeStride = kMergeCapacity + 4 + kDraftMaxTopK;
+
+// How many of the keys at `list` are greater; `list` is aligned to 16 bytes and padded with zeros to a multiple of 4.
+__device__ __forceinline__ int rank_among(const uint64_t* list, int n, uint64_t key) {
+  const ulonglong2* pairs = reinterpret_cast<const ulonglong2*>(list);
+  int rank = 0;
+#pragma unroll 1
+  for (int i = 0; i < n; i += 4) {
+    const ulonglong2 first = pairs[i / 2], second = pairs[i / 2 + 1];
+    rank += (first.x > key ? 1 : 0) + (first.y > key ? 1 : 0) + (second.x > key ? 1 : 0) + (second.y > key ? 1 : 0);
+  }
+  return rank;
+}
 
 // One warp: the top_k largest of the n <= kMergeCapacity unique keys in `list`, sorted to its front; returns how many.
 __device__ __forceinline__ int keep_best(uint64_t* list, int n, int top_k, int lane) {
+  uint64_t* sorted = list + kMergeCapacity + 4;
+  if (lane < 4) list[n + lane] = 0;
+  __syncwarp();
+#pragma unroll 1
   for (int i = lane; i < n; i += 32) {
     const uint64_t key = list[i];
-    int rank = 0;
-    for (int j = 0; j < n; ++j) rank += list[j] > key ? 1 : 0;
-    if (rank < top_k) list[kMergeCapacity + rank] = key;
+    const int rank = rank_among(list, n, key);
+    if (rank < top_k) sorted[rank] = key;
   }
   __syncwarp();
   const int num_kept = min(n, top_k);
-  if (lane < num_kept) list[lane] = list[kMergeCapacity + lane];
+  if (lane < num_kept) list[lane] = sorted[lane];
   __syncwarp();
   return num_kept;
 }
 
-// Candidate lists in shared memory. A row has top_k log-probs and two that end it, and there are two rows of ends
-// behind the last depth, so that growth never checks a bound.
+// Candidate lists in shared memory. A row has top_k costs (negated log-probs) and two that end it, and there are two rows
+// of ends behind the last depth, so that growth never checks a bound: an end is NaN, and so is every sum with it.
 struct DraftLists {
-  float* log_probs;  // [num_depths + 2, stride]
-  uint32_t* ids;     // [num_depths, stride]
-  int stride;        // top_k + 2
+  float* costs;   // [num_depths + 2, stride]
+  uint32_t* ids;  // [num_depths, stride]
+  int stride;     // top_k + 2
+
+  __device__ static float end() { return __uint_as_float(0x7fffffffu); }
+};
+
+// The next offers of one node.
+struct alignas(16) DraftOffer {
+  float sibling;     // what the node offers once the child it offers is taken
+  float grandchild;  // the offered child's own first offer
+  uint32_t place;    // depth of the node << 8 | children taken
+  float cost;        // of the node
 };
 
 // The grown tree in shared memory.
 struct DraftNodes {
-  float* scores;      // [N]
-  uint32_t* parents;  // [N]
-  uint32_t* places;   // [N] (depth - 1) << 8 | rank of the node among the candidates of its depth
-  uint32_t* masks;    // [N, W]
+  DraftOffer* offers;  // [N]
+  uint32_t* parents;   // [N]
+  uint32_t* places;    // [N] (depth - 1) << 8 | rank of the node among the candidates of its depth
+  uint32_t* masks;     // [N, W]
+
+  static constexpr int kBytes = 24;  // a node, its mask aside
 };
 
-// One node's next offers, in the registers of one lane. Scores are ordered; 0: no offer.
-struct DraftOffer {
-  uint32_t child;       // the offered child
-  uint32_t sibling;     // what is offered once that child is taken
-  uint32_t grandchild;  // the offered child's own first offer
-  uint32_t place;       // depth of this node << 8 | children taken
-};
-
-__device__ __forceinline__ uint32_t offered(float score, float log_prob) {
-  return log_prob > 0.0f ? 0 : ordered_score(score + log_prob);
-}
-
-__device__ __forceinline__ uint32_t offered_after(uint32_t score, float log_prob) {
-  return score == 0 ? 0 : offered(score_of(score), log_prob);
-}
-
-// One warp grows the tree; node i's offer lives in slot i / 32 of lane i % 32. Each pick costs one warp-wide maximum,
-// a vote and a shuffle: what follows from a pick was computed before it. Returns the number of nodes.
+// One warp grows the tree. Costs are not negative, so that their bits compare like themselves; node i's offered cost
+// lives in slot i / 32 of lane i % 32, everything else about its offers in shared memory. What follows from a pick is
+// computed behind the next pick's maximum, in the shadow of its latency. Returns the number of nodes.
 template <int kSlots>
-__device__ int grow(const DraftLists& lists, const DraftNodes& nodes, int num_nodes, int mask_words, int top_k,
-                    bool& is_truncated) {
+__device__ __forceinline__ int grow(const DraftLists& lists, const DraftNodes& nodes, int num_nodes, int mask_words) {
   const int lane = threadIdx.x & 31;
-  DraftOffer offers[kSlots];
+  uint32_t offered[kSlots];
 #pragma unroll
-  for (int slot = 0; slot < kSlots; ++slot) offers[slot] = {0, 0, 0, 0};
-  if (lane == 0) {
-    const float* row = lists.log_probs;
-    offers[0].child = offered(0.0f, row[0]);
-    offers[0].sibling = offered(0.0f, row[1]);
-    offers[0].grandchild = offered_after(offers[0].child, row[lists.stride]);
-    nodes.scores[0] = 0.0f;
-    nodes.parents[0] = ~0u;
-    nodes.places[0] = 0;
-  }
-  if (lane < mask_words) nodes.masks[lane] = lane == 0 ? 1 : 0;
-  __syncwarp();
-  int n = 1;
-  for (; n < num_nodes; ++n) {
-    uint32_t best = offers[0].child;
+  for (int slot = 0; slot < kSlots; ++slot) offered[slot] = ~0u;
+  if (lane == 0) offered[0] = __float_as_uint(lists.costs[0]);
+  // The last pick: its parent and the new node, at first both the root, whose second set of offers stays.
+  int parent = 0, node = 0;
+  DraftOffer last{0.0f, lists.costs[0], 0, 0.0f};
+  float node_cost = 0.0f;
+  uint32_t node_place = 0, mask = 0;
+  const float* below = lists.costs;
+  float after_sibling = 0.0f, first_below = 0.0f, second_below = below[1], first_two_below = below[lists.stride];
+#pragma unroll 1
+  while (true) {
+    uint32_t best = offered[0];
 #pragma unroll
-    for (int slot = 1; slot < kSlots; ++slot) best = max(best, offers[slot].child);
-    best = warp_max(best);
-    if (best == 0) break;
-    // Ties go to the lowest parent: the first slot, then the first lane.
-    int parent_slot = 0;
-    uint32_t voters = 0;
-#pragma unroll
-    for (int slot = kSlots - 1; slot >= 0; --slot) {
-      const uint32_t votes = __ballot_sync(kWholeWarp, offers[slot].child == best);
-      if (votes) {
-        voters = votes;
-        parent_slot = slot;
-      }
+    for (int slot = 1; slot < kSlots; ++slot) best = min(best, offered[slot]);
+    best = warp_min(best);
+    if (lane == 0) {
+      nodes.offers[parent] = {last.cost + after_sibling, last.sibling + first_below, last.place + 1, last.cost};
+      nodes.offers[node] = {node_cost + second_below, last.grandchild + first_two_below, node_place, node_cost};
     }
-    const int parent_lane = __ffs(static_cast<int>(voters)) - 1;
-    const int parent = parent_slot * 32 + parent_lane;
-    uint32_t place = offers[0].place, grandchild = offers[0].grandchild;
+    if (lane < mask_words) nodes.masks[node * mask_words + lane] = mask | (lane == node >> 5 ? 1u << (node & 31) : 0);
+    ++node;
+    if (best > kWorstCost || node == num_nodes) break;
+    // Ties go to the lowest parent: the first slot, then the first lane.
+    uint32_t voters = __ballot_sync(kWholeWarp, offered[0] == best);
+    int parent_slot = 0;
 #pragma unroll
-    for (int slot = 1; slot < kSlots; ++slot)
-      if (parent_slot == slot) {
-        place = offers[slot].place;
-        grandchild = offers[slot].grandchild;
-      }
-    grandchild = __shfl_sync(kWholeWarp, grandchild, parent_lane);
-    place = __shfl_sync(kWholeWarp, place, parent_lane);
-    const float score = score_of(best), parent_score = nodes.scores[parent];
-    const float* row = lists.log_probs + (place >> 8) * lists.stride;
-    const float after_sibling = row[(place & 0xff) + 2];
-    const float first_below = row[lists.stride], second_below = row[lists.stride + 1];
-    const float first_two_below = row[2 * lists.stride];
-    const int new_lane = n & 31, new_slot = n >> 5;
+    for (int slot = 1; slot < kSlots; ++slot) {
+      const uint32_t votes = __ballot_sync(kWholeWarp, offered[slot] == best);
+      parent_slot = voters == 0 && votes != 0 ? slot : parent_slot;
+      voters = voters == 0 ? votes : voters;
+    }
+    parent = parent_slot * 32 + __ffs(static_cast<int>(voters)) - 1;
+    __syncwarp();
+    last = nodes.offers[parent];
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
-      DraftOffer& offer = offers[slot];
-      if (lane == parent_lane && slot == parent_slot) {
-        offer.child = offer.sibling;
-        offer.sibling = offered(parent_score, after_sibling);
-        offer.grandchild = offered_after(offer.child, first_below);
-        offer.place += 1;
-      }
-      if (lane == new_lane && slot == new_slot) {
-        offer.child = grandchild;
-        offer.sibling = offered(score, second_below);
-        offer.grandchild = offered_after(grandchild, first_two_below);
-        offer.place = ((place >> 8) + 1) << 8;
-      }
+      offered[slot] = slot * 32 + lane == parent ? __float_as_uint(last.sibling) : offered[slot];
+      offered[slot] = slot * 32 + lane == node ? __float_as_uint(last.grandchild) : offered[slot];
     }
-    if (lane < mask_words)
-      nodes.masks[n * mask_words + lane] =
-          nodes.masks[parent * mask_words + lane] | (lane == new_slot ? 1u << new_lane : 0);
+    const uint32_t depth = last.place >> 8, rank = last.place & 0xff;
+    below = lists.costs + depth * lists.stride;
+    after_sibling = below[rank + 2];
+    first_below = below[lists.stride];
+    second_below = below[lists.stride + 1];
+    first_two_below = below[2 * lists.stride];
+    if (lane < mask_words) mask = nodes.masks[parent * mask_words + lane];
     if (lane == 0) {
-      nodes.scores[n] = score;
-      nodes.parents[n] = static_cast<uint32_t>(parent);
-      nodes.places[n] = place;
+      nodes.parents[node] = static_cast<uint32_t>(parent);
+      nodes.places[node] = last.place;
     }
-    __syncwarp();
+    node_cost = __uint_as_float(best);
+    node_place = (depth + 1) << 8;
   }
-  bool all_taken = false;
-#pragma unroll
-  for (int slot = 0; slot < kSlots; ++slot) all_taken |= static_cast<int>(offers[slot].place & 0xff) == top_k;
-  is_truncated = __any_sync(kWholeWarp, all_taken);
-  return n;
+  return node;
 }
 
 // Bytes of 0 or 1 from the low four bits.

@@ -1,8 +1,9 @@
 // Draft trees in one launch.
 //
-// Every block reads one chunk of one row of logits once, 16 bytes a load and all of them in flight together, keeps it in
-// registers, and leaves the chunk's top_k values and its sum of exponentials in the workspace. The block that comes last
-// for a batch row merges the chunks, grows the tree in one warp and writes all outputs.
+// A row of logits is cut into equal tiles of at most 8,192, a chunk is one or a few tiles in turn. Every block reads one chunk once,
+// 16 bytes a load and a tile's loads all in flight together, and leaves the chunk's top_k values and its sum of
+// exponentials in the workspace. The block that comes last for a batch row merges the chunks, grows the tree in one warp
+// and writes all outputs.
 //
 // Reads a batch row: (block - 1) * V logits once; the workspace of its chunks, 8 top_k + 8 bytes a chunk, from L2.
 #include <cuda_bf16.h>
@@ -16,9 +17,10 @@ namespace flashtrie {
 #ifndef FT_DRAFT_BLOCKS
 #define FT_DRAFT_BLOCKS 4
 #endif
-constexpr int kThreadLogits = 32;                            // of a chunk, in registers
-constexpr int kChunkLogits = kThreadLogits * kDraftThreads;  // of a block: 8,192, whatever their type
-constexpr int kListCapacity = 512;                           // values that reach the bound; 22 on average for top_k 8
+constexpr int kThreadLogits = 32;                           // of a tile, in registers
+constexpr int kTileLogits = kThreadLogits * kDraftThreads;  // 8,192, whatever their type
+static_assert(kTileLogits % (8 * kDraftThreads) == 0, "whole packs");
+constexpr int kListCapacity = 512;  // values that reach the bound: 22 a tile on average for top_k 8
 
 struct DraftParams {
   DraftSizes sizes;
@@ -31,6 +33,9 @@ struct DraftParams {
   ExpSum* chunk_sums;    // [B, depths, chunks]
   uint32_t* tickets;     // [B], zero before and after every launch
   int32_t num_chunks;    // of a row
+  int32_t num_tiles;     // of a row
+  int32_t tile_packs;    // 16-byte packs of a tile; the last tile of a row may have fewer
+  int32_t chunk_tiles;   // of a chunk; the last one of a row may have fewer
 };
 
 struct Bfloat16 {
@@ -99,9 +104,9 @@ struct Pack<__half> {
   __device__ static __half2 pair_of(const uint32_t& word) { return reinterpret_cast<const __half2&>(word); }
 };
 
-// What a thread holds of its chunk: its packs, in ascending order of ids.
+// What a thread holds of a tile: its packs, in ascending order of ids.
 template <typename T>
-struct ChunkPart {
+struct TilePart {
   static constexpr int kLoads = Pack<T>::kLoads;
   uint4 packs[kLoads];
   int first_id;  // id of the first element of the first pack; may be negative
@@ -125,26 +130,39 @@ __device__ __forceinline__ uint4 load_edge(const T* row, int vocab_size, int fir
 }
 
 template <typename T>
-__device__ __forceinline__ ChunkPart<T> load_chunk(const T* row, int vocab_size, int chunk) {
-  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
+__device__ __forceinline__ TilePart<T> load_tile(const T* row, int vocab_size, int tile, int tile_packs) {
+  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads, kLast = (kLoads - 1) * kDraftThreads;
   const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % kCount);
-  const int chunk_first = chunk * kChunkLogits - shift;
-  ChunkPart<T> part;
-  part.first_id = chunk_first + static_cast<int>(threadIdx.x) * kCount;
-  if (chunk_first >= 0 && chunk_first + kChunkLogits <= vocab_size) {
+  const int tile_first = tile * tile_packs * kCount - shift;
+  const int thread = static_cast<int>(threadIdx.x);
+  const uint32_t blank = Pack<T>::kMinusInfinity;
+  TilePart<T> part;
+  part.first_id = tile_first + thread * kCount;
+  part.packs[kLoads - 1] = make_uint4(blank, blank, blank, blank);
+  if (tile_packs > kLast && tile_first >= 0 && tile_first + tile_packs * kCount <= vocab_size) {
 #pragma unroll
-    for (int load = 0; load < kLoads; ++load)
+    for (int load = 0; load < kLoads - 1; ++load)
       part.packs[load] = __ldcs(reinterpret_cast<const uint4*>(row + part.id(load, 0)));
+    if (kLast + thread < tile_packs)
+      part.packs[kLoads - 1] = __ldcs(reinterpret_cast<const uint4*>(row + part.id(kLoads - 1, 0)));
   } else {
 #pragma unroll
-    for (int load = 0; load < kLoads; ++load) part.packs[load] = load_edge(row, vocab_size, part.id(load, 0));
+    for (int load = 0; load < kLoads; ++load) {
+      const bool is_inside = load * kDraftThreads + thread < tile_packs;
+      part.packs[load] = load_edge(row, vocab_size, is_inside ? part.id(load, 0) : vocab_size);
+    }
   }
   return part;
 }
 
+// Tiles first to last - 1 of a row, each of as many packs.
+struct Chunk {
+  int first, last, tile_packs;
+};
+
 struct ScanShared {
-  uint64_t list[kListCapacity];
-  uint32_t warp_bounds[kDraftWarps];
+  alignas(16) uint64_t list[kListCapacity + 4];  // zeros behind the keys
+  uint32_t warp_bounds[2][kDraftWarps];          // by turns, so that one barrier a tile is enough
   uint32_t warp_totals[kDraftWarps];
   ExpSum warp_sums[kDraftWarps];
   uint32_t num_listed;
@@ -161,88 +179,108 @@ __device__ __forceinline__ uint32_t block_total(ScanShared& shared, uint32_t war
 
 // When too many values reach the bound (long ties, or logits mostly masked): the exact top_k-th largest value bit by
 // bit, then those above it in any order, and of its equals the lowest ids. Leaves exactly top_k keys in the list.
-// Reads the chunk once more, so that the usual case need not keep it in memory for this one.
+// Reads the chunk again and again; slow, and rare.
 template <typename T>
-__device__ __noinline__ void list_exactly(const T* row, int vocab_size, int chunk, ScanShared& shared, int top_k) {
+__device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk chunk, ScanShared& shared, int top_k) {
   constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const ChunkPart<T> part = load_chunk(row, vocab_size, chunk);
   uint32_t kth = 0;
+#pragma unroll 1
   for (int bit = 31; bit >= 0; --bit) {
     const uint32_t trial = kth | 1u << bit;
     uint32_t count = 0;
 #pragma unroll 1
-    for (int load = 0; load < kLoads; ++load)
-      for (int i = 0; i < kCount; ++i) count += ordered_score(Pack<T>::get(part.packs[load], i)) >= trial ? 1 : 0;
+    for (int tile = chunk.first; tile < chunk.last; ++tile) {
+      const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
+#pragma unroll 1
+      for (int load = 0; load < kLoads; ++load)
+        for (int i = 0; i < kCount; ++i) count += ordered_score(Pack<T>::get(part.packs[load], i)) >= trial ? 1 : 0;
+    }
     for (int step = 16; step > 0; step >>= 1) count += __shfl_xor_sync(kWholeWarp, count, step);
     if (block_total(shared, count, warp, lane) >= static_cast<uint32_t>(top_k)) kth = trial;
   }
+  for (int i = threadIdx.x; i < kListCapacity + 4; i += kDraftThreads) shared.list[i] = 0;
   if (threadIdx.x == 0) shared.num_listed = 0;
   __syncthreads();
 #pragma unroll 1
-  for (int load = 0; load < kLoads; ++load)
-    for (int i = 0; i < kCount; ++i) {
-      const float x = Pack<T>::get(part.packs[load], i);
-      if (ordered_score(x) > kth) shared.list[atomicAdd(&shared.num_listed, 1u)] = rank_key(x, part.id(load, i));
-    }
+  for (int tile = chunk.first; tile < chunk.last; ++tile) {
+    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
+#pragma unroll 1
+    for (int load = 0; load < kLoads; ++load)
+      for (int i = 0; i < kCount; ++i) {
+        const float x = Pack<T>::get(part.packs[load], i);
+        if (ordered_score(x) > kth) shared.list[atomicAdd(&shared.num_listed, 1u)] = rank_key(x, part.id(load, i));
+      }
+  }
   __syncthreads();
   uint32_t next = shared.num_listed;
 #pragma unroll 1
-  for (int load = 0; load < kLoads && next < static_cast<uint32_t>(top_k); ++load) {
-    uint32_t before = 0, total = 0;  // equals in lower lanes; in the warp
-    for (int i = 0; i < kCount; ++i) {
-      const uint32_t votes = __ballot_sync(kWholeWarp, ordered_score(Pack<T>::get(part.packs[load], i)) == kth);
-      before += __popc(votes & lanes_below(lane));
-      total += __popc(votes);
+  for (int tile = chunk.first; tile < chunk.last; ++tile) {
+    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
+#pragma unroll 1
+    for (int load = 0; load < kLoads && next < static_cast<uint32_t>(top_k); ++load) {
+      uint32_t before = 0, total = 0;  // equals in lower lanes; in the warp
+      for (int i = 0; i < kCount; ++i) {
+        const uint32_t votes = __ballot_sync(kWholeWarp, ordered_score(Pack<T>::get(part.packs[load], i)) == kth);
+        before += __popc(votes & lanes_below(lane));
+        total += __popc(votes);
+      }
+      const uint32_t block_equals = block_total(shared, total, warp, lane);
+      uint32_t at = next + before;
+      for (int i = 0; i < warp; ++i) at += shared.warp_totals[i];
+      for (int i = 0; i < kCount; ++i) {
+        const float x = Pack<T>::get(part.packs[load], i);
+        if (ordered_score(x) != kth) continue;
+        if (at < static_cast<uint32_t>(top_k)) shared.list[at] = rank_key(x, part.id(load, i));
+        ++at;
+      }
+      next += block_equals;
     }
-    const uint32_t block_equals = block_total(shared, total, warp, lane);
-    uint32_t at = next + before;
-    for (int i = 0; i < warp; ++i) at += shared.warp_totals[i];
-    for (int i = 0; i < kCount; ++i) {
-      const float x = Pack<T>::get(part.packs[load], i);
-      if (ordered_score(x) != kth) continue;
-      if (at < static_cast<uint32_t>(top_k)) shared.list[at] = rank_key(x, part.id(load, i));
-      ++at;
-    }
-    next += block_equals;
   }
   __syncthreads();
   if (threadIdx.x == 0) shared.num_listed = static_cast<uint32_t>(top_k);
   __syncthreads();
 }
 
-// One block: top_k keys and the sum of exponentials of one chunk, into the workspace.
+// One block: top_k keys and the sum of exponentials of one chunk, into the workspace. A tile's values that reach the
+// bound are listed; the bound comes from the first tile with enough logits above -inf.
 template <typename T>
-__device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, int chunk, ScanShared& shared, int top_k,
+__device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk chunk, ScanShared& shared, int top_k,
                                            uint64_t* keys, ExpSum* sum) {
   constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
-  ChunkPart<T> part = load_chunk(row, vocab_size, chunk);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  float peak = -INFINITY;
-#pragma unroll
-  for (int load = 0; load < kLoads; ++load) peak = fmaxf(peak, Pack<T>::peak(part.packs[load]));
-  const uint32_t ordered_peak = ordered_score(peak);
-  const float warp_peak = score_of(warp_max(ordered_peak));
-  const int groups = power_of_two_at_least((top_k + kDraftWarps - 1) / kDraftWarps);
-  const uint32_t warp_bound = group_bound(ordered_peak, groups);
+  // The bound comes from groups of lanes, top_k of them at least, in the warps that a tile fills.
+  const int full_warps = max(1, min(kDraftWarps, chunk.tile_packs / 32));
+  const int groups = power_of_two_at_least((top_k + full_warps - 1) / full_warps);  // of a warp
+  for (int i = threadIdx.x; i < kListCapacity + 4; i += kDraftThreads) shared.list[i] = 0;
   if (threadIdx.x == 0) shared.num_listed = 0;
-  const float base = exp_base(warp_peak);
-  float sums[4] = {0, 0, 0, 0};
+  ExpSum running{-INFINITY, 0.0f};  // the warp's peak, the lane's sum
+  float lowest = -INFINITY;         // the bound, once there is one
+#pragma unroll 1
+  for (int tile = chunk.first; tile < chunk.last; ++tile) {
+    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
+    float peak = -INFINITY;
 #pragma unroll
-  for (int load = 0; load < kLoads; ++load)
+    for (int load = 0; load < kLoads; ++load) peak = fmaxf(peak, Pack<T>::peak(part.packs[load]));
+    const uint32_t ordered_peak = ordered_score(peak);
+    const float warp_peak = fmaxf(running.peak, score_of(warp_max(ordered_peak)));
+    if (!(lowest > -FLT_MAX)) {  // the same in the whole block
+      const uint32_t warp_bound = group_bound(ordered_peak, groups);
+      uint32_t* bounds = shared.warp_bounds[(tile - chunk.first) & 1];
+      if (lane == 0) bounds[warp] = warp_bound;
+      __syncthreads();
+      uint32_t bound = bounds[0];
+      for (int i = 1; i < full_warps; ++i) bound = min(bound, bounds[i]);
+      lowest = fmaxf(score_of(bound), -FLT_MAX);
+    }
+    const float base = exp_base(warp_peak);
+    float sums[4] = {running.sum * fast_exp(running.peak - base), 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) sums[i % 4] += fast_exp(Pack<T>::get(part.packs[load], i) - base);
-  const float warp_total = warp_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
-  if (lane == 0) {
-    shared.warp_bounds[warp] = warp_bound;
-    shared.warp_sums[warp] = {warp_peak, warp_total};
-  }
-  __syncthreads();
-  uint32_t bound = shared.warp_bounds[0];
+    for (int load = 0; load < kLoads; ++load)
 #pragma unroll
-  for (int i = 1; i < kDraftWarps; ++i) bound = min(bound, shared.warp_bounds[i]);
-  const float lowest = fmaxf(score_of(bound), -FLT_MAX);
-  if (peak >= lowest) {
+      for (int i = 0; i < kCount; ++i) sums[i % 4] += fast_exp(Pack<T>::get(part.packs[load], i) - base);
+    running = {warp_peak, (sums[0] + sums[1]) + (sums[2] + sums[3])};
+    if (!(peak >= lowest)) continue;
 #pragma unroll
     for (int load = 0; load < kLoads; ++load) {
       if (!(Pack<T>::peak(part.packs[load]) >= lowest)) continue;
@@ -255,13 +293,15 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, int chu
       }
     }
   }
+  const float warp_total = warp_sum(running.sum);
+  if (lane == 0) shared.warp_sums[warp] = {running.peak, warp_total};
   __syncthreads();
   if (shared.num_listed > kListCapacity) list_exactly(row, vocab_size, chunk, shared, top_k);
   const int num_listed = static_cast<int>(shared.num_listed);
+#pragma unroll 1
   for (int at = threadIdx.x; at < num_listed; at += kDraftThreads) {
     const uint64_t key = shared.list[at];
-    int rank = 0;
-    for (int other = 0; other < num_listed; ++other) rank += shared.list[other] > key ? 1 : 0;
+    const int rank = rank_among(shared.list, num_listed, key);
     if (rank < top_k) keys[rank] = key;
   }
   for (int rank = num_listed + threadIdx.x; rank < top_k; rank += kDraftThreads) keys[rank] = 0;
@@ -271,67 +311,83 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, int chu
   }
 }
 
-// One warp: the best top_k of all chunks of one depth, with their log-probs, into the shared lists. Returns whether the
-// row is bad.
-__device__ __forceinline__ bool merge_depth(const DraftParams& params, int64_t row, int depth, const DraftLists& lists,
-                                            uint64_t* list, int lane) {
-  const int top_k = params.sizes.top_k, total = params.num_chunks * top_k;
-  const uint64_t* keys = params.chunk_keys + row * total;
-  const ExpSum* sums = params.chunk_sums + row * params.num_chunks;
+// One warp: the best top_k of all chunks of one row, sorted to the front of `list`; a lane looks at one chunk's keys,
+// which descend. Returns how many.
+__device__ __forceinline__ int merge_keys(const uint64_t* keys, int num_chunks, int top_k, uint64_t* list, int lane) {
+  constexpr int kStep = 4;  // ranks loaded together; deeper ones are hardly ever needed
   int listed = 0;
   uint32_t bound = 0;
-  for (int first = 0; first < total; first += kMergeBatch) {
-    uint64_t batch[kMergeBatch / 32];
-    uint32_t lane_max = 0;
+#pragma unroll 1
+  for (int first = 0; first < num_chunks; first += 32) {
+    const unsigned long long* mine =
+        reinterpret_cast<const unsigned long long*>(keys) + static_cast<int64_t>(first + lane) * top_k;
+#pragma unroll 1
+    for (int rank = 0; rank < top_k; rank += kStep) {
+      uint64_t found[kStep];
 #pragma unroll
-    for (int i = 0; i < kMergeBatch / 32; ++i) {
-      const int at = first + i * 32 + lane;
-      batch[i] = at < total ? __ldcg(reinterpret_cast<const unsigned long long*>(keys) + at) : 0;
+      for (int i = 0; i < kStep; ++i)
+        found[i] = first + lane < num_chunks && rank + i < top_k ? __ldcg(mine + rank + i) : 0;
+      if (rank == 0)
+        bound = max(bound, group_bound(static_cast<uint32_t>(found[0] >> 32), power_of_two_at_least(top_k)));
+      if (listed > kMergeCapacity - 32 * kStep) {
+        listed = keep_best(list, listed, top_k, lane);
+        bound = max(bound, static_cast<uint32_t>(list[top_k - 1] >> 32));
+      }
+      bool is_kept = false;
+#pragma unroll
+      for (int i = 0; i < kStep; ++i) {
+        is_kept = found[i] != 0 && static_cast<uint32_t>(found[i] >> 32) >= bound;
+        const uint32_t votes = __ballot_sync(kWholeWarp, is_kept);
+        if (is_kept) list[listed + __popc(votes & lanes_below(lane))] = found[i];
+        listed += __popc(votes);
+      }
+      if (!__any_sync(kWholeWarp, is_kept)) break;
     }
-#pragma unroll
-    for (int i = 0; i < kMergeBatch / 32; ++i) lane_max = max(lane_max, static_cast<uint32_t>(batch[i] >> 32));
-    bound = max(bound, group_bound(lane_max, power_of_two_at_least(top_k)));
-#pragma unroll
-    for (int i = 0; i < kMergeBatch / 32; ++i) {
-      const bool is_kept = batch[i] != 0 && static_cast<uint32_t>(batch[i] >> 32) >= bound;
-      const uint32_t votes = __ballot_sync(kWholeWarp, is_kept);
-      if (is_kept) list[listed + __popc(votes & lanes_below(lane))] = batch[i];
-      listed += __popc(votes);
-    }
-    __syncwarp();
-    listed = keep_best(list, listed, top_k, lane);
   }
+  __syncwarp();
+  return keep_best(list, listed, top_k, lane);
+}
+
+__device__ __forceinline__ ExpSum merge_sums(const ExpSum* sums, int num_chunks, int lane) {
   ExpSum joined{-INFINITY, 0.0f};
-  for (int first = 0; first < params.num_chunks; first += 32) {
-    ExpSum part{-INFINITY, 0.0f};
-    if (first + lane < params.num_chunks) {
-      const float2 loaded = __ldcg(reinterpret_cast<const float2*>(sums) + first + lane);
-      part = {loaded.x, loaded.y};
-    }
-    part = warp_join(part);
-    const float peak = fmaxf(joined.peak, part.peak), base = exp_base(peak);
-    joined = {peak, joined.sum * fast_exp(joined.peak - base) + part.sum * fast_exp(part.peak - base)};
+#pragma unroll 1
+  for (int first = 0; first < num_chunks; first += 32) {
+    float2 part = make_float2(-INFINITY, 0.0f);
+    if (first + lane < num_chunks) part = __ldcg(reinterpret_cast<const float2*>(sums) + first + lane);
+    const ExpSum batch = warp_join({part.x, part.y});
+    const float peak = fmaxf(joined.peak, batch.peak), base = exp_base(peak);
+    joined = {peak, joined.sum * fast_exp(joined.peak - base) + batch.sum * fast_exp(batch.peak - base)};
   }
+  return joined;
+}
+
+// One warp: the candidates of one depth, with their costs, into the shared lists. Returns whether the row is bad.
+__device__ __forceinline__ bool merge_depth(const DraftParams& params, int64_t row, int depth, const DraftLists& lists,
+                                            uint64_t* list, int lane) {
+  const int top_k = params.sizes.top_k, num_chunks = params.num_chunks;
+  const ExpSum joined = merge_sums(params.chunk_sums + row * num_chunks, num_chunks, lane);
+  const int listed = merge_keys(params.chunk_keys + row * num_chunks * top_k, num_chunks, top_k, list, lane);
   const bool is_bad = !(joined.sum < INFINITY) || joined.peak == INFINITY;
   const float lse = joined.peak + logf(joined.sum);
+#pragma unroll 1
   for (int rank = lane; rank < lists.stride; rank += 32) {
     const bool is_there = rank < listed && !is_bad;
     const uint64_t key = is_there ? list[rank] : 0;
-    lists.log_probs[depth * lists.stride + rank] = is_there ? child_log_prob(key_score(key), lse) : kNoCandidate;
+    lists.costs[depth * lists.stride + rank] = is_there ? fabsf(child_log_prob(key_score(key), lse)) : DraftLists::end();
     lists.ids[depth * lists.stride + rank] = key_node(key);
   }
   return is_bad;
 }
 
 __device__ __forceinline__ void write_nodes(const DraftParams& params, int64_t batch, const DraftLists& lists,
-                                            const DraftNodes& nodes, int valid, int status) {
+                                            const DraftNodes& nodes, int valid, int32_t root, int32_t base) {
   const DraftSizes& sizes = params.sizes;
   const DraftOutputs& out = params.out;
-  const int32_t base = params.base_lengths[batch];
+#pragma unroll 1
   for (int i = threadIdx.x; i < sizes.num_nodes; i += kDraftThreads) {
     const int64_t at = batch * sizes.num_nodes + i;
     const bool is_valid = i < valid;
-    int32_t token = i == 0 ? params.roots[batch] : 0, depth = 0;
+    int32_t token = i == 0 ? root : 0, depth = 0;
     if (is_valid && i > 0) {
       const uint32_t place = nodes.places[i];
       token = static_cast<int32_t>(lists.ids[(place >> 8) * lists.stride + (place & 0xff)]);
@@ -341,21 +397,19 @@ __device__ __forceinline__ void write_nodes(const DraftParams& params, int64_t b
     out.node_token_ids[at] = token;
     out.verify_token_ids[at] = token;
     out.node_depths[at] = depth;
-    out.parent_ids[at] = is_valid ? static_cast<int32_t>(nodes.parents[i]) : -1;
-    out.node_scores[at] = is_valid ? nodes.scores[i] : -INFINITY;
+    out.parent_ids[at] = is_valid && i > 0 ? static_cast<int32_t>(nodes.parents[i]) : -1;
+    out.node_scores[at] = is_valid ? 0.0f - nodes.offers[i].cost : -INFINITY;  // 0 - 0, as -0 would not be 0's bytes
     out.verify_position_ids[at] = is_valid ? base + depth : 0;
     out.select_token_indices[at] = i;
   }
   if (threadIdx.x == 0) {
     out.valid_counts[batch] = valid;
     out.context_lengths[batch] = base + sizes.num_nodes;
-    out.status[batch] = status;
   }
 }
 
 struct TreeShared {
   int valid;
-  int is_truncated;
   int is_bad;
   int is_last;
 };
@@ -366,42 +420,43 @@ __device__ __forceinline__ void finish_batch(const DraftParams& params, int64_t 
   const DraftSizes& sizes = params.sizes;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int depths = sizes.num_depths(), words = sizes.mask_words(), stride = sizes.top_k + 2;
+  const int32_t root = params.roots[batch], base = params.base_lengths[batch];
   // Merge lists and, once those are done with, the nodes share one region; the candidate lists follow it.
   uint64_t* list = reinterpret_cast<uint64_t*>(memory) + warp * kMergeStride;
   unsigned char* behind = memory + sizeof(uint64_t) * kMergeStride * kDraftWarps;
   const DraftLists lists{reinterpret_cast<float*>(behind),
                          reinterpret_cast<uint32_t*>(behind + sizeof(float) * (depths + 2) * stride), stride};
-  if (threadIdx.x == 0) tree.is_bad = 0;
-  __syncthreads();
+#pragma unroll 1
   for (int depth = warp; depth < depths; depth += kDraftWarps)
     if (merge_depth(params, batch * depths + depth, depth, lists, list, lane)) tree.is_bad = 1;
-  for (int i = threadIdx.x; i < 2 * stride; i += kDraftThreads) lists.log_probs[depths * stride + i] = kNoCandidate;
+  for (int i = threadIdx.x; i < 2 * stride; i += kDraftThreads) lists.costs[depths * stride + i] = DraftLists::end();
   __syncthreads();
   DraftNodes nodes;
-  nodes.scores = reinterpret_cast<float*>(memory);
-  nodes.parents = reinterpret_cast<uint32_t*>(nodes.scores + sizes.num_nodes);
+  nodes.offers = reinterpret_cast<DraftOffer*>(memory);
+  nodes.parents = reinterpret_cast<uint32_t*>(nodes.offers + sizes.num_nodes);
   nodes.places = nodes.parents + sizes.num_nodes;
   nodes.masks = nodes.places + sizes.num_nodes;
   if (warp == 0) {
-    bool is_truncated;
     int valid;
     if (sizes.num_nodes <= 32)
-      valid = grow<1>(lists, nodes, sizes.num_nodes, words, sizes.top_k, is_truncated);
+      valid = grow<1>(lists, nodes, sizes.num_nodes, words);
     else if (sizes.num_nodes <= 64)
-      valid = grow<2>(lists, nodes, sizes.num_nodes, words, sizes.top_k, is_truncated);
+      valid = grow<2>(lists, nodes, sizes.num_nodes, words);
     else if (sizes.num_nodes <= 128)
-      valid = grow<4>(lists, nodes, sizes.num_nodes, words, sizes.top_k, is_truncated);
+      valid = grow<4>(lists, nodes, sizes.num_nodes, words);
     else
-      valid = grow<8>(lists, nodes, sizes.num_nodes, words, sizes.top_k, is_truncated);
-    if (lane == 0) {
-      tree.valid = valid;
-      tree.is_truncated = is_truncated && sizes.vocab_size > sizes.top_k;
-    }
+      valid = grow<8>(lists, nodes, sizes.num_nodes, words);
+    if (lane == 0) tree.valid = valid;
   }
   __syncthreads();
-  const int status = (tree.is_bad ? kDraftBadRow : 0) | (tree.is_truncated ? kDraftTruncated : 0);
-  write_nodes(params, batch, lists, nodes, tree.valid, status);
+  write_nodes(params, batch, lists, nodes, tree.valid, root, base);
   write_masks(sizes, params.out, batch, nodes, tree.valid);
+  // A node is a thread's: there are as many threads as nodes at most.
+  const bool is_full = static_cast<int>(threadIdx.x) < tree.valid &&
+                       static_cast<int>(nodes.offers[threadIdx.x].place & 0xff) == sizes.top_k;
+  const bool is_truncated = __syncthreads_or(is_full) && sizes.vocab_size > sizes.top_k;
+  if (threadIdx.x == 0)
+    params.out.status[batch] = (tree.is_bad ? kDraftBadRow : 0) | (is_truncated ? kDraftTruncated : 0);
 }
 
 // Numbers the callers 0 to count - 1 and starts anew. What the block wrote before its ticket is seen by the block with
@@ -428,9 +483,12 @@ __device__ __forceinline__ void build(const DraftParams& params) {
     const T* row = static_cast<const T*>(params.logits) +
                    (batch * sizes.block_size + sizes.first_row + depth) * static_cast<int64_t>(sizes.vocab_size);
     const int64_t slot = (batch * depths + depth) * chunks + chunk;
-    scan_chunk(row, sizes.vocab_size, static_cast<int>(chunk), *reinterpret_cast<ScanShared*>(memory), sizes.top_k,
+    const int first_tile = static_cast<int>(chunk) * params.chunk_tiles;
+    const Chunk tiles{first_tile, min(first_tile + params.chunk_tiles, params.num_tiles), params.tile_packs};
+    scan_chunk(row, sizes.vocab_size, tiles, *reinterpret_cast<ScanShared*>(memory), sizes.top_k,
                params.chunk_keys + slot * sizes.top_k, params.chunk_sums + slot);
   }
+  if (threadIdx.x == 0) tree.is_bad = 0;
   __syncthreads();
   if (threadIdx.x == 0) tree.is_last = take_ticket(params.tickets + batch, parts) == parts - 1;
   __syncthreads();

@@ -15,10 +15,13 @@ from flashtrie_cli.engine.draft_plan import LOGIT_TYPES, OUTPUTS, DraftInputs, D
 from flashtrie_cli.errors import EngineUnavailable, InputError, UsageError
 
 THREADS = 256
-CHUNK_LOGITS = 8192
-"""Logits that one block reads (kChunkLogits)."""
-MERGE_BYTES = 8 * 320 * (THREADS // 32)
+TILE_LOGITS = 8192
+"""Most logits that one block reads at a time (kTileLogits)."""
+MERGE_BYTES = 8 * 292 * (THREADS // 32)
 """Shared memory of the warps' merge lists (kMergeStride)."""
+BLOCKS_PER_MULTIPROCESSOR = 4
+"""Blocks that run at once (FT_DRAFT_BLOCKS)."""
+MAX_CHUNK_TILES = 4
 _ALIGNMENT = 256
 _MAX_GRID = (1 << 31) - 1
 
@@ -60,6 +63,9 @@ class DraftParams(ctypes.Structure):
         ("chunk_sums", _pointer),
         ("tickets", _pointer),
         ("num_chunks", ctypes.c_int32),
+        ("num_tiles", ctypes.c_int32),
+        ("tile_packs", ctypes.c_int32),
+        ("chunk_tiles", ctypes.c_int32),
     )
 
 
@@ -104,18 +110,26 @@ def _checked(name: str, array: Any, dtypes: tuple[str, ...], shape: tuple[int, .
     return found.pointer
 
 
-def num_chunks(plan: DraftPlan, logits: int | None) -> int:
-    """Chunks a row is cut into: one more may be needed where rows don't start on 16 bytes (``logits`` None:
-    suppose they don't)."""
+def tiling(plan: DraftPlan, logits: int) -> tuple[int, int]:
+    """How many tiles a row has, and of how many 16-byte packs; rows that start between packs may need one more."""
     itemsize = 4 if plan.logit_type == "float32" else 2
-    aligned = logits is not None and logits % 16 == 0 and plan.vocab_size * itemsize % 16 == 0
-    shift = 0 if aligned else 16 // itemsize - 1
-    return -(-(plan.vocab_size + shift) // CHUNK_LOGITS)
+    pack = 16 // itemsize
+    aligned = logits % 16 == 0 and plan.vocab_size % pack == 0
+    packs = -(-(plan.vocab_size + (0 if aligned else pack - 1)) // pack)
+    tiles = -(-packs * pack // TILE_LOGITS)
+    return tiles, -(-packs // tiles)
+
+
+def chunk_tiles(plan: DraftPlan, tiles: int, num_multiprocessors: int) -> int:
+    """Tiles of a chunk: one while all blocks of the launch run at once, else more, so that less is merged."""
+    blocks = BLOCKS_PER_MULTIPROCESSOR * num_multiprocessors
+    wanted = -(-plan.batch_size * plan.num_depths * tiles // blocks)
+    return max(1, min(wanted, MAX_CHUNK_TILES, tiles))
 
 
 def _workspace_parts(plan: DraftPlan) -> tuple[int, int, int]:
     """Offsets of keys and sums behind the tickets, and the whole size."""
-    rows = plan.batch_size * plan.num_depths * -(-(plan.vocab_size + 7) // CHUNK_LOGITS)
+    rows = plan.batch_size * plan.num_depths * -(-(plan.vocab_size + 14) // TILE_LOGITS)
     keys = -(-4 * plan.batch_size // _ALIGNMENT) * _ALIGNMENT
     sums = keys + -(-8 * rows * plan.top_k // _ALIGNMENT) * _ALIGNMENT
     return keys, sums, sums + 8 * rows
@@ -133,7 +147,9 @@ def shared_bytes(plan: DraftPlan) -> int:
     return MERGE_BYTES + 4 * (2 * plan.num_depths + 2) * (plan.top_k + 2)
 
 
-def fill_params(plan: DraftPlan, pointers: dict[str, int], workspace: int) -> tuple[DraftParams, int]:
+def fill_params(
+    plan: DraftPlan, pointers: dict[str, int], workspace: int, num_multiprocessors: int
+) -> tuple[DraftParams, int]:
     """The kernel's parameters and its number of blocks, from pointers by name (inputs and outputs)."""
     params = DraftParams()
     for name in ("batch_size", "block_size", "vocab_size", "num_nodes", "top_k", "first_row"):
@@ -146,7 +162,9 @@ def fill_params(plan: DraftPlan, pointers: dict[str, int], workspace: int) -> tu
         setattr(params, name, pointers.get(name, 0))
     keys, sums, _ = _workspace_parts(plan)
     params.tickets, params.chunk_keys, params.chunk_sums = workspace, workspace + keys, workspace + sums
-    params.num_chunks = num_chunks(plan, pointers["logits"])
+    params.num_tiles, params.tile_packs = tiling(plan, pointers["logits"])
+    params.chunk_tiles = chunk_tiles(plan, params.num_tiles, num_multiprocessors)
+    params.num_chunks = -(-params.num_tiles // params.chunk_tiles)
     grid = plan.batch_size * max(plan.num_depths * params.num_chunks, 1)
     if grid > _MAX_GRID:
         raise UsageError(f"{grid} blocks do not fit into one launch", hint="split the batch")
@@ -246,8 +264,8 @@ def _allocate(plan: DraftPlan, like: Any) -> DraftTrees:
 _modules: dict[int, cuda_launch.KernelModule] = {}
 
 
-def _module(ordinal: int) -> cuda_launch.KernelModule:
-    """The draft kernels on this device, whose primary context is made current."""
+def _module(ordinal: int) -> tuple[cuda_launch.KernelModule, int]:
+    """The draft kernels on this device, whose primary context is made current, and its multiprocessors."""
     from flashtrie_cli.engine import cuda_loader, cuda_sources
 
     device = cuda_loader.open_device(ordinal)
@@ -255,14 +273,14 @@ def _module(ordinal: int) -> cuda_launch.KernelModule:
     if module is None:
         image = cuda_sources.packaged_kernel("draft") or cuda_sources.cached_kernel("draft", device.arch)
         module = _modules[ordinal] = cuda_launch.KernelModule(image.read_bytes())
-    return module
+    return module, device.num_multiprocessors
 
 
 def _prepare(plan: DraftPlan, pointers: dict[str, int], workspace: int) -> cuda_launch.PreparedLaunch | None:
     if plan.batch_size == 0:
         return None
-    params, grid = fill_params(plan, pointers, workspace)
-    module = _module(cuda_launch.device_of(pointers["logits"]))
+    module, num_multiprocessors = _module(cuda_launch.device_of(pointers["logits"]))
+    params, grid = fill_params(plan, pointers, workspace, num_multiprocessors)
     needed = shared_bytes(plan)
     return cuda_launch.PreparedLaunch(
         module.kernel(f"draft_{plan.logit_type}", needed), grid, THREADS, needed, params
