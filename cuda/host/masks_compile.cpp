@@ -4,35 +4,12 @@
 #include <cstring>
 #include <functional>
 
+#include "automaton_walk.hpp"
 #include "flashtrie/masks.cuh"
+#include "string_sort.hpp"
 
 namespace flashtrie {
 namespace {
-
-// First eight bytes as a number in byte order, so that most comparisons read no string.
-uint64_t head_of(std::string_view text) {
-  uint64_t head = 0;
-  for (size_t i = 0; i < 8; ++i) head = head << 8 | (i < text.size() ? static_cast<uint8_t>(text[i]) : 0);
-  return head;
-}
-
-struct Sortable {
-  uint64_t head;
-  std::string_view text;
-  bool operator<(const Sortable& other) const {
-    return head != other.head ? head < other.head : text < other.text;
-  }
-};
-
-void sort_unique(std::vector<std::string_view>& members) {
-  std::vector<Sortable> sortable;
-  sortable.reserve(members.size());
-  for (const std::string_view text : members) sortable.push_back({head_of(text), text});
-  if (!std::is_sorted(sortable.begin(), sortable.end())) std::sort(sortable.begin(), sortable.end());
-  members.clear();
-  for (const Sortable& one : sortable)
-    if (members.empty() || members.back() != one.text) members.push_back(one.text);
-}
 
 size_t common_prefix(std::string_view a, std::string_view b) {
   const size_t shorter = std::min(a.size(), b.size());
@@ -55,107 +32,94 @@ size_t common_prefix(std::string_view a, std::string_view b) {
 class Compiler {
  public:
   Compiler(const AutomatonView& automaton, int hop_bits, CompiledMasks& made)
-      : automaton_(automaton), made_(made), hop_bits_(hop_bits), far_hop_(far_hop(hop_bits)) {}
+      : outputs_(automaton.outputs), made_(made), hop_bits_(hop_bits), far_hop_(far_hop(hop_bits)) {}
 
-  CompileStatus run(const std::vector<std::string_view>& members) {
-    const size_t num_members = members.size();
-    std::vector<uint32_t> shared(num_members);  // bytes in common with the next member
-    uint64_t num_nodes = 1;
-    size_t deepest = 0;
-    for (size_t i = 0; i < num_members; ++i) {
-      shared[i] = i + 1 < num_members ? static_cast<uint32_t>(common_prefix(members[i], members[i + 1])) : 0;
-      num_nodes += members[i].size() - shared[i];
-      deepest = std::max(deepest, members[i].size());
+  // `shared` is what each member has in common with the one before it; rows hold each node's output list.
+  CompileStatus run(const std::vector<std::string_view>& members, const std::vector<uint32_t>& shared,
+                    uint32_t num_nodes, size_t deepest) {
+    num_nodes_ = node_ = num_nodes;
+    path_.resize(deepest + 1);
+    limit_ = num_nodes * uint64_t(6) + 4096;
+    size_t shared_with_next = 0;
+    for (size_t i = members.size(); i-- > 0;) {
+      path_[members[i].size()].terminal_bit = kTerminalBit;
+      close_down_to(shared[i], shared_with_next, members[i].size());
+      shared_with_next = shared[i];
     }
-    if (num_nodes > kMaxMaskNodes) return CompileStatus::too_many_nodes;
-    reserve(num_nodes, deepest);
-
-    for (size_t i = num_members; i-- > 0;) {
-      const std::string_view member = members[i];
-      if (i + 1 < num_members) close_down_to(shared[i]);
-      for (size_t depth = shared[i]; depth < member.size(); ++depth) open(static_cast<uint8_t>(member[depth]));
-      path_[depth_].terminal = true;
-    }
-    close_down_to(0);
-    close();
+    made_.rows[0] = kNoOutput;
+    close<true>(0);
     if (made_.entries.size() > kMaxMaskEntries) return CompileStatus::too_many_entries;
-    finish(num_nodes);
+    finish();
     return CompileStatus::ok;
   }
 
  private:
-  static constexpr size_t kInline = 4;
+  static constexpr uint32_t kInline = 6;
+  static constexpr uint32_t kSorted = 4;  // rows up to this length are sorted and written without a branch
+  static constexpr size_t kInsertionCount = 40;
+  static constexpr uint32_t kPrefetchDistance = 12;
 
-  // A node on the path from the root, which still collects its entries (token << 32 | target).
+  // A node on the path from the root, which still collects its entries (token << 32 + hop_bits | target).
   struct Level {
-    uint64_t few[kInline] = {};     // unused ones are 0, which no entry is: a target is never the root
-    std::vector<uint64_t> more;     // all of them, once there are more than kInline
-    uint32_t num_few = 0;
-    uint32_t state = 0;
-    uint32_t output = kNoOutput;
-    uint32_t num_children = 0;
-    uint8_t label = 0;
-    bool terminal = false;
-
-    void add(uint64_t entry) {
-      if (num_few < kInline) {
-        few[num_few++] = entry;
-        return;
-      }
-      if (more.empty()) more.assign(few, few + kInline);
-      more.push_back(entry);
-    }
+    uint64_t few[kInline] = {};  // the first kSorted are 0 where unused, which no entry is: no target is the root
+    uint32_t count = 0;
+    uint32_t terminal_bit = 0;
+    std::vector<uint64_t>* more = nullptr;  // all of them, once there are more than kInline; see spill()
   };
 
-  void reserve(uint64_t num_nodes, size_t deepest) {
-    next_node_ = num_nodes_ = static_cast<uint32_t>(num_nodes);
-    first_guess_ = num_nodes * 6 + 4096;
-    made_.rows.resize(num_nodes + 2);
-    made_.labels.resize(num_nodes);
-    made_.single.assign((num_nodes + 63) / 64, 0);
-    path_.resize(deepest + 1);
+  // Below what the member shares with the one after it there is one path, whose hops are short.
+  void close_down_to(size_t depth, size_t shared_with_next, size_t size) {
+    size_t at = size;
+    if (size < far_hop_)
+      for (const size_t end = std::max(depth, shared_with_next); at > end; --at) close<false>(at);
+    for (; at > depth; --at) close<true>(at);
   }
 
-  void open(uint8_t byte) {
-    const uint32_t state = automaton_.step(path_[depth_].state, byte);
-    ++path_[depth_].num_children;
-    Level& level = path_[++depth_];
-    level.state = state;
-    level.output = automaton_.slots[state].output;
-    level.num_children = 0;
-    level.label = byte;
-    level.terminal = false;
-  }
-
-  void close_down_to(size_t depth) {
-    while (depth_ > depth) {
-      close();
-      --depth_;
-    }
-  }
-
-  void close() {
-    Level& level = path_[depth_];
-    const uint32_t node = --next_node_;
-    made_.labels[node] = level.label;
-    const uint64_t single = level.num_children == 1 && !level.terminal;
-    made_.single[node >> 6] |= single << (node & 63);
-    flush(node, level);
-    if (level.output == kNoOutput) return;
-    for (const Output* output = automaton_.outputs + level.output;; ++output) {
-      const uint32_t length = output->length & ~kLastOutput;
-      path_[depth_ - length].add(static_cast<uint64_t>(output->token) << 32 | node);
-      if (output->length & kLastOutput) break;
-    }
-  }
-
-  // Entry numbers count from the end while the arrays grow backwards; finish() turns them round.
-  void flush(uint32_t node, Level& level) {
-    if (level.more.empty())
-      flush_few(node, level);
+  // Takes the node's output list out of rows, where the walk left it, and puts its row there.
+  template <bool kMayBeFar>
+  void close(size_t depth) {
+    Level& level = path_[depth];
+    const uint32_t node = --node_;
+    const uint32_t first_output = made_.rows[node];
+    prefetch_outputs(node);
+    if (level.count <= kSorted)
+      flush_few<kMayBeFar>(node, level);
     else
-      flush_more(node, level);
-    made_.rows[node] = static_cast<uint32_t>(made_.entries.size()) | (level.terminal ? kTerminalBit : 0);
+      flush_many(node, level);
+    made_.rows[node] = static_cast<uint32_t>(made_.entries.size()) | level.terminal_bit;
+    level.count = 0;
+    level.terminal_bit = 0;
+    if (first_output == kNoOutput) return;
+    for (const Output* output = outputs_ + first_output;; ++output) {
+      const uint32_t length = output->length;
+      add(path_[depth - (length & ~kLastOutput)], static_cast<uint64_t>(output->token) << (32 + hop_bits_) | node);
+      if (length & kLastOutput) return;
+    }
+  }
+
+  void prefetch_outputs(uint32_t node) const {
+    if (node < kPrefetchDistance) return;
+    const uint32_t ahead = made_.rows[node - kPrefetchDistance];
+    if (ahead != kNoOutput) __builtin_prefetch(outputs_ + ahead);
+  }
+
+  void add(Level& level, uint64_t entry) {
+    const uint32_t count = level.count++;
+    if (count < kInline)
+      level.few[count] = entry;
+    else
+      spill(level, entry);
+  }
+
+  // Long rows are few and open at the same time only along one path, so their vectors are kept and reused.
+  void spill(Level& level, uint64_t entry) {
+    if (level.count == kInline + 1) {
+      if (spare_.empty()) spare_.push_back(std::make_unique<std::vector<uint64_t>>());
+      level.more = spare_.back().release();
+      spare_.pop_back();
+      level.more->assign(level.few, level.few + kInline);
+    }
+    level.more->push_back(entry);
   }
 
   static void order(uint64_t& larger, uint64_t& smaller) {
@@ -164,42 +128,74 @@ class Compiler {
     smaller = low;
   }
 
-  // Almost every node comes here: no branch on how many entries there are. The slots before the
-  // first entry get rubbish, which the next node's entries cover.
+  // Almost every node comes here. What is written before the first entry is rubbish that the next
+  // node's entries cover.
+  template <bool kMayBeFar>
   void flush_few(uint32_t node, Level& level) {
-    uint64_t* const few = level.few;
-    order(few[0], few[1]);
-    order(few[2], few[3]);
-    order(few[0], few[2]);
-    order(few[1], few[3]);
-    order(few[1], few[2]);
-    const ptrdiff_t count = level.num_few;
-    uint32_t* const end = made_.entries.grow_front(count, kInline, first_guess_) + count;
-    for (ptrdiff_t i = 0; i < static_cast<ptrdiff_t>(kInline); ++i) end[-1 - i] = packed(node, few[i]);
-    if (node + far_hop_ < num_nodes_) collect_far(node, few, level.num_few);
-    memset(few, 0, sizeof level.few);
-    level.num_few = 0;
+    uint64_t a = level.few[0], b = level.few[1], c = level.few[2], d = level.few[3];
+    order(a, b);
+    order(c, d);
+    order(a, c);
+    order(b, d);
+    order(b, c);
+    uint32_t* const end = made_.entries.grow_front(level.count, kSorted, limit_) + level.count;
+    end[-1] = packed<kMayBeFar>(node, a);
+    end[-2] = packed<kMayBeFar>(node, b);
+    end[-3] = packed<kMayBeFar>(node, c);
+    end[-4] = packed<kMayBeFar>(node, d);
+    if (kMayBeFar) {
+      const uint64_t descending[kSorted] = {a, b, c, d};
+      collect_far(node, descending, level.count);
+    }
+    level.few[0] = level.few[1] = level.few[2] = level.few[3] = 0;
   }
 
-  void flush_more(uint32_t node, Level& level) {
-    std::vector<uint64_t>& entries = level.more;
-    const size_t count = entries.size();
-    std::sort(entries.begin(), entries.end(), std::greater<>());
-    uint32_t* const made = made_.entries.grow_front(count, kInline, first_guess_);
-    for (size_t i = 0; i < count; ++i) made[count - 1 - i] = packed(node, entries[i]);
-    if (node + far_hop_ < num_nodes_) collect_far(node, entries.data(), count);
-    entries.clear();
-    memset(level.few, 0, sizeof level.few);
-    level.num_few = 0;
+  void flush_many(uint32_t node, Level& level) {
+    const size_t count = level.count;
+    uint64_t* const entries = level.more != nullptr ? level.more->data() : level.few;
+    if (count <= kInsertionCount)
+      insertion_sort(entries, count);
+    else
+      sort_long(entries, count);
+    uint32_t* const end = made_.entries.grow_front(count, kSorted, limit_) + count;
+    for (size_t i = 0; i < count; ++i) end[-1 - static_cast<ptrdiff_t>(i)] = packed<true>(node, entries[i]);
+    collect_far(node, entries, count);
+    if (level.more != nullptr) {
+      spare_.emplace_back(level.more);
+      level.more = nullptr;
+    }
+    for (uint64_t& entry : level.few) entry = 0;
   }
 
+  // Descending, and longer tokens came first, which mostly have the higher ids.
+  static void insertion_sort(uint64_t* entries, size_t count) {
+    for (size_t i = 1; i < count; ++i) {
+      const uint64_t moving = entries[i];
+      size_t at = i;
+      for (; at > 0 && entries[at - 1] < moving; --at) entries[at] = entries[at - 1];
+      entries[at] = moving;
+    }
+  }
+
+  // Descending; a token leads to one node, so the tokens alone decide.
+  void sort_long(uint64_t* entries, size_t count) {
+    if (scratch_.size() < 2 * count) scratch_.resize(2 * count);
+    for (size_t i = 0; i < count; ++i) scratch_[i].key = ~entries[i];
+    const int first_digit = (32 + hop_bits_) / 8;
+    radix_sort(scratch_.data(), scratch_.data() + count, count, first_digit, 8);
+    for (size_t i = 0; i < count; ++i) entries[i] = ~scratch_[i].key;
+  }
+
+  template <bool kMayBeFar>
   uint32_t packed(uint32_t node, uint64_t entry) const {
     const uint32_t hop = static_cast<uint32_t>(entry) - node;
-    return static_cast<uint32_t>(entry >> 32) << hop_bits_ | std::min(hop, far_hop_);
+    return static_cast<uint32_t>(entry >> 32) + (kMayBeFar ? std::min(hop, far_hop_) : hop);
   }
 
-  // Entries whose hop does not fit, the last one first.
+  // Entries whose hop does not fit, the last one first. Entry numbers count from the end while the
+  // array grows backwards; finish() turns them round.
   void collect_far(uint32_t node, const uint64_t* descending, size_t count) {
+    if (node + far_hop_ >= num_nodes_) return;
     const uint64_t before = made_.entries.size() - count;
     for (size_t i = 0; i < count; ++i) {
       const uint32_t target = static_cast<uint32_t>(descending[i]);
@@ -207,35 +203,54 @@ class Compiler {
     }
   }
 
-  void finish(uint64_t num_nodes) {
+  void finish() {
     const uint32_t num_entries = static_cast<uint32_t>(made_.entries.size());
-    for (uint64_t node = 0; node < num_nodes; ++node) {
+    for (uint32_t node = 0; node < num_nodes_; ++node) {
       const uint32_t row = made_.rows[node];
       made_.rows[node] = (num_entries - (row & ~kTerminalBit)) | (row & kTerminalBit);
     }
-    made_.rows[num_nodes] = made_.rows[num_nodes + 1] = num_entries;
+    made_.rows[num_nodes_] = made_.rows[num_nodes_ + 1] = num_entries;
     for (size_t i = far_.size(); i-- > 0;) {
       made_.far_entries.push_back(num_entries - static_cast<uint32_t>(far_[i].from_end));
       made_.far_targets.push_back(far_[i].target);
     }
   }
 
+  struct Sortable {
+    uint64_t key;
+  };
   struct Far {
     uint64_t from_end;
     uint32_t target;
   };
 
-  const AutomatonView& automaton_;
+  const Output* const outputs_;
   CompiledMasks& made_;
   const int hop_bits_;
   const uint32_t far_hop_;
   std::vector<Level> path_;
+  std::vector<std::unique_ptr<std::vector<uint64_t>>> spare_;
   std::vector<Far> far_;
-  size_t depth_ = 0;
-  uint32_t next_node_ = 0;
+  std::vector<Sortable> scratch_;
+  uint32_t node_ = 0;
   uint32_t num_nodes_ = 0;
-  uint64_t first_guess_ = 0;
+  uint64_t limit_ = 0;
 };
+
+// A node has one child unless a member ends there or the next member leaves the path there.
+void mark_single(const std::vector<std::string_view>& members, const std::vector<uint32_t>& shared, size_t deepest,
+                 CompiledMasks& made) {
+  std::vector<uint32_t> path(deepest + 1, 0);  // nodes of the current member by depth
+  const auto clear = [&made](uint32_t node) { made.single[node >> 6] &= ~(uint64_t(1) << (node & 63)); };
+  for (uint32_t node = 0; node < made.labels.size(); ++node) made.single[node >> 6] |= uint64_t(1) << (node & 63);
+  if (members.empty()) clear(0);
+  uint32_t node = 0;
+  for (size_t i = 0; i < members.size(); ++i) {
+    if (i > 0) clear(path[shared[i]]);
+    for (size_t depth = shared[i] + 1; depth <= members[i].size(); ++depth) path[depth] = ++node;
+    clear(path[members[i].size()]);
+  }
+}
 
 void append_json_escaped(std::string_view text, std::vector<char>& out) {
   static const char* const kHex = "0123456789abcdef";
@@ -277,7 +292,22 @@ CompileStatus compile_masks(const AutomatonView& automaton, uint32_t vocab_size,
                             CompiledMasks& made) {
   sort_unique(members);
   made.num_members = members.size();
-  return Compiler(automaton, hop_bits_for(vocab_size), made).run(members);
+  std::vector<uint32_t> shared(members.size());  // bytes in common with the member before
+  uint64_t num_nodes = 1;
+  size_t deepest = 0;
+  for (size_t i = 0; i < members.size(); ++i) {
+    shared[i] = i > 0 ? static_cast<uint32_t>(common_prefix(members[i - 1], members[i])) : 0;
+    num_nodes += members[i].size() - shared[i];
+    deepest = std::max(deepest, members[i].size());
+  }
+  if (num_nodes > kMaxMaskNodes) return CompileStatus::too_many_nodes;
+  made.rows.resize(num_nodes + 2);
+  made.labels.resize(num_nodes);
+  made.single.assign((num_nodes + 63) / 64, 0);
+  walk_automaton(automaton, members, shared, deepest, made.rows.data(), made.labels.data());
+  mark_single(members, shared, deepest, made);
+  return Compiler(automaton, hop_bits_for(vocab_size), made)
+      .run(members, shared, static_cast<uint32_t>(num_nodes), deepest);
 }
 
 }  // namespace flashtrie
