@@ -1,0 +1,97 @@
+"""The CUDA engine: the search on a GPU behind the common protocol; everything else by the C++ engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flashtrie_cli.engine.cpu import CpuEngine
+from flashtrie_cli.engine.cuda_loader import open_device
+from flashtrie_cli.engine.cuda_pipeline import HostPipeline
+from flashtrie_cli.engine.cuda_session import GridType, SearchSession
+from flashtrie_cli.engine.cuda_trie import DeviceTrie
+from flashtrie_cli.errors import EngineUnavailable, InputError
+from flashtrie_cli.query.plan import SearchPlan
+from flashtrie_cli.query.results import SearchResults
+from flashtrie_cli.trie.stored import StoredTrie
+
+_KEPT_PIPELINES = 4
+_TOKEN_TYPES = ("uint16", "uint32", "int32", "int64")
+_LOGPROB_TYPES = ("float16", "float32")
+
+
+class CudaEngine(CpuEngine):
+    """See ``TrieEngine``. The index is uploaded once, into the primary context of device number ``device``.
+
+    Raises EngineUnavailable where there is no usable GPU, or no room on it.
+    """
+
+    name = "cuda"
+
+    def __init__(self, stored: StoredTrie, *, threads: int = 1, device: int = 0):
+        self.device = open_device(device)
+        super().__init__(stored, threads=threads)
+        self.device_trie = DeviceTrie(self.trie, self.device)
+        self._pipelines: dict[Any, HostPipeline] = {}
+
+    def search(
+        self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan
+    ) -> SearchResults:
+        """As in ``TrieEngine``, from host arrays; uint16 to int64 tokens and float16 log-probs go over as they are."""
+        tokens, logprobs = _as_kernel_types(tokens, logprobs)
+        num_queries, num_steps, num_slots = tokens.shape
+        if num_queries == 0 or num_steps == 0 or num_slots == 0:
+            return _nothing(num_queries)
+        key = (num_steps, num_slots, tokens.dtype.str, logprobs.dtype.str, plan)
+        pipeline = self._pipelines.get(key)
+        try:
+            if pipeline is None or not pipeline.holds(num_queries):
+                while len(self._pipelines) >= _KEPT_PIPELINES:
+                    self._pipelines.pop(next(iter(self._pipelines)))
+                pipeline = self._pipelines[key] = HostPipeline(self.device_trie, tokens, logprobs, plan)
+            return pipeline.search(tokens, logprobs)
+        except Exception as error:
+            raise _explained(error) from error
+
+    def session(
+        self, num_queries: int, num_steps: int, num_slots: int, plan: SearchPlan, *, token_bytes: int = 4,
+        logprob_bytes: int = 4,
+    ) -> SearchSession:  # fmt: skip
+        """For grids that are on the device already: see ``SearchSession`` and ``DeviceSearch``."""
+        return SearchSession(
+            self.device_trie, num_queries, num_steps, num_slots, plan, GridType(token_bytes, logprob_bytes)
+        )
+
+
+def _as_kernel_types(
+    tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    if tokens.dtype.name not in _TOKEN_TYPES or not tokens.flags.c_contiguous:
+        tokens = np.ascontiguousarray(tokens, np.uint32 if tokens.itemsize <= 4 else np.int64)
+    if logprobs.dtype.name not in _LOGPROB_TYPES or not logprobs.flags.c_contiguous:
+        logprobs = np.ascontiguousarray(logprobs, np.float32)
+    if tokens.shape != logprobs.shape or tokens.ndim != 3:
+        raise InputError(f"tokens are {tokens.shape} and log-probs {logprobs.shape}, not queries, steps, slots alike")
+    return tokens, logprobs
+
+
+def _nothing(num_queries: int) -> SearchResults:
+    return SearchResults(
+        np.zeros(num_queries + 1, np.int64), np.zeros(0, np.uint32), np.zeros(0, np.float32), np.zeros(0, np.float32),
+        np.zeros(1, np.int64), np.zeros(0, np.uint32),
+    )  # fmt: skip
+
+
+def _explained(error: Exception) -> Exception:
+    """An error of PyCUDA as one clear line; others as they are."""
+    import pycuda.driver as cuda
+
+    if isinstance(error, cuda.MemoryError):
+        return EngineUnavailable(f"the GPU is out of memory: {error}", hint="a smaller batch, or --engine cpu")
+    if isinstance(error, cuda.Error):
+        return EngineUnavailable(
+            f"the GPU failed during the search: {error}", hint="--engine cpu; please report it with the driver's version"
+        )
+    return error
