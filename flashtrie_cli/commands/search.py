@@ -66,6 +66,7 @@ def command(
     import time
 
     from flashtrie_cli.commands.common import thread_count
+    from flashtrie_cli.engine.choose import search_engine
     from flashtrie_cli.errors import UsageError
     from flashtrie_cli.files import check_output
     from flashtrie_cli.index import Index
@@ -80,7 +81,9 @@ def command(
         raise UsageError(f"format {chosen!r} is not one of {', '.join(FORMATS)}")
     check_output(output, force=force)
     began = time.perf_counter()
-    opened = Index.open(index, engine=engine, threads=thread_count(threads), device=device)
+    opened = Index.open(
+        index, engine=search_engine(engine, device), threads=thread_count(threads), device=device
+    )
     if opened.text_missing:
         warn(f"token ids only: {opened.text_missing}")
     plan = SearchPlan(
