@@ -28,8 +28,8 @@ def command(json: Json = False, debug: Debug = False) -> None:
             }
         )
         return
-    rows = [
-        [name, "works" if reason is None else "does not work", reason or ("answers by default" if name == chosen else "")]
-        for name, reason in states.items()
-    ]
+    rows = []
+    for name, reason in states.items():
+        remark = "answers by default" if name == chosen else ""
+        rows.append([name, "works" if reason is None else "does not work", reason or remark])
     table(f"flashtrie {__version__}", [("engine", "left"), ("here", "left"), ("why, and what to do", "left")], rows)
