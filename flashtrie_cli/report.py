@@ -30,7 +30,15 @@ def duration_text(seconds: float) -> str:
 
 
 def peak_memory() -> int:
-    """Most bytes this process has had resident."""
+    """Most bytes that this process has had resident, since its program began."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:
+            for line in status:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    # Elsewhere than on Linux, where this would count what the parent had when it forked.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

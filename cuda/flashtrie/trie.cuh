@@ -109,25 +109,46 @@ FT_HD uint32_t label(const TrieView& trie, uint32_t node) {
   return (label_high(trie, node) << 16) | trie.label_low[node];
 }
 
-// The child with this label, or kNoNode. Binary search over the siblings, which ascend by whole label.
+// Labels with a high part before a node.
+FT_HD uint64_t high_rank(const TrieView& trie, uint32_t node) {
+  const uint64_t below = (uint64_t(1) << (node & 63)) - 1;
+  return uint64_t(trie.lines[node >> 6].high_rank) + popcount64(trie.high_flags[node >> 6] & below);
+}
+
+// First of the siblings whose label exceeds 16 bits; they stand behind the others. Sets the rank of its high part.
+FT_HD uint32_t first_high(const TrieView& trie, ChildRange range, uint64_t* rank) {
+  const uint32_t last = range.last - 1;
+  *rank = high_rank(trie, range.first);
+  return range.last - static_cast<uint32_t>(high_rank(trie, last) + test_bit(trie.high_flags, last) - *rank);
+}
+
+// The child with this label, or kNoNode. Binary search over the siblings, which ascend by whole label: among those
+// up to 16 bits the low halves alone decide, and the high parts of the others lie side by side.
 FT_HD uint32_t find_child(const TrieView& trie, ChildRange range, uint32_t token) {
-  uint32_t low = range.first, size = range.fan_out();
-  if (size == 0) return kNoNode;
-  if (trie.high_width == 0) {  // the low halves decide alone, and the halving has no branches
-    if (token > 0xffff) return kNoNode;
-    while (size > 1) {
+  if (range.first == range.last) return kNoNode;
+  uint64_t rank = 0;
+  const uint32_t boundary = trie.high_width == 0 ? range.last : first_high(trie, range, &rank);
+  if (token <= 0xffff) {
+    uint32_t low = range.first, size = boundary - range.first;
+    if (size == 0) return kNoNode;
+    while (size > 1) {  // halving without branches
       const uint32_t half = size / 2;
       low = trie.label_low[low + half] <= token ? low + half : low;
       size -= half;
     }
     return trie.label_low[low] == token ? low : kNoNode;
   }
+  uint32_t low = boundary, size = range.last - boundary;
+  if (size == 0) return kNoNode;
+  rank -= boundary;  // so that rank + node is the place of a node's high part
   while (size > 1) {
-    const uint32_t half = size / 2;
-    low = label(trie, low + half) <= token ? low + half : low;
+    const uint32_t half = size / 2, at = low + half;
+    const uint32_t label = (packed_get(trie.high_bits, rank + at, trie.high_width) << 16) | trie.label_low[at];
+    low = label <= token ? at : low;
     size -= half;
   }
-  return label(trie, low) == token ? low : kNoNode;
+  const uint32_t found = (packed_get(trie.high_bits, rank + low, trie.high_width) << 16) | trie.label_low[low];
+  return found == token ? low : kNoNode;
 }
 
 }  // namespace flashtrie

@@ -73,7 +73,7 @@ void Expander::find_hits(const StepRow& row, uint32_t begin, uint32_t end) {
 
 void Expander::search_wide(const StepRow& row, ChildRange range) {
   for (uint32_t token : row.tokens()) {
-    const uint32_t child = find_child(trie_, range, token);
+    const uint32_t child = find_child(trie_, range.first == 1 ? opened_.root_range(token) : range, token);
     if (child != kNoNode) hit_children_[num_hits_++] = child;
   }
 }

@@ -7,6 +7,7 @@
 #include "scan.hpp"
 #include "step_row.hpp"
 #include "top.hpp"
+#include "trie.hpp"
 
 namespace flashtrie {
 
@@ -40,8 +41,8 @@ struct Step {
 
 class Expander {
  public:
-  Expander(const TrieView& trie, const SearchParams& params)
-      : trie_(trie), params_(params), scan_(scan_labels()) {}
+  Expander(const Trie& trie, const SearchParams& params)
+      : opened_(trie), trie_(trie.view()), params_(params), scan_(scan_labels()) {}
 
   void begin_query() { results_.reset(params_.num_results); }
   void begin_step() { candidates_.reset(params_.beam_width); }
@@ -68,6 +69,7 @@ class Expander {
   void judge_hits(const Frontier& frontier, const Step& step);
   void route(const Step& step, const Pending& hit);
 
+  const Trie& opened_;
   const TrieView trie_;
   const SearchParams params_;
   const ScanLabels scan_;

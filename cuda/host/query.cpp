@@ -54,7 +54,8 @@ inline bool advance(const TrieView& trie, LookUp& l) {
   }
 }
 
-void find_range(const TrieView& trie, const Sequences& sequences, uint64_t begin, uint64_t end, uint32_t* nodes) {
+void find_range(const Trie& opened, const Sequences& sequences, uint64_t begin, uint64_t end, uint32_t* nodes) {
+  const TrieView& trie = opened.view();
   LookUp flight[kSideBySide];
   int in_flight = 0;
   uint64_t next = begin;
@@ -64,10 +65,14 @@ void find_range(const TrieView& trie, const Sequences& sequences, uint64_t begin
       l.sequence = i;
       l.token = sequences.tokens + sequences.offsets[i];
       l.end = sequences.tokens + sequences.offsets[i + 1];
-      l.node = 0;
-      l.state = LookUp::kLine;
-      if (l.token != l.end) return true;
-      nodes[i] = 0;  // the empty sequence is the root
+      if (l.token == l.end) {
+        nodes[i] = 0;  // the empty sequence is the root
+        continue;
+      }
+      l.range = opened.root_range(*l.token);
+      l.state = LookUp::kLabels;
+      prefetch(trie.label_low + l.range.first);
+      return true;
     }
     return false;
   };
@@ -91,7 +96,7 @@ void find_range(const TrieView& trie, const Sequences& sequences, uint64_t begin
 
 void find_nodes(const Trie& trie, const Sequences& sequences, uint32_t* nodes, int num_threads) {
   parallel_for(sequences.count, 1 << 12, num_threads, [&](int, uint64_t begin, uint64_t end) {
-    find_range(trie.view(), sequences, begin, end, nodes);
+    find_range(trie, sequences, begin, end, nodes);
   });
 }
 
@@ -150,7 +155,7 @@ void common_prefixes(const Trie& trie, const uint32_t* tokens, uint64_t length, 
       key_ids.push_back(key_id(view, node));
     }
     if (at == length) return;
-    node = find_child(view, child_range(view, node), tokens[at]);
+    node = find_child(view, node == 0 ? trie.root_range(tokens[at]) : child_range(view, node), tokens[at]);
     if (node == kNoNode) return;
   }
 }

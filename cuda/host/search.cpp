@@ -27,7 +27,7 @@ struct Survivor {
 class Searcher {
  public:
   Searcher(const Trie& trie, const SearchParams& params, int num_workers) : trie_(trie.view()), params_(params) {
-    for (int worker = 0; worker < num_workers; ++worker) expanders_.emplace_back(trie_, params_);
+    for (int worker = 0; worker < num_workers; ++worker) expanders_.emplace_back(trie, params_);
   }
 
   // Afterwards `results` holds the hits, best first.

@@ -100,6 +100,7 @@ Trie::Trie(const TrieArrays& arrays, int num_threads) {
   view_.wide = wide_.data();
   find_levels();
   check_siblings(num_threads);
+  index_root();
 }
 
 void Trie::derive_lines(const TrieArrays& arrays) {
@@ -156,6 +157,19 @@ void Trie::find_levels() {
     end = child_range(view_, end - 1).last;  // the last child of a level ends the next one
     if (level_starts_.size() > kMaxDepth + 1) refuse("the trie is deeper than 65535");
   }
+}
+
+void Trie::index_root() {
+  constexpr uint32_t kMaxPlaces = 1 << 16;
+  const ChildRange root = child_range(view_, 0);
+  const uint32_t largest = root.fan_out() > 0 ? label(view_, root.last - 1) : 0;
+  while ((largest >> root_shift_) >= kMaxPlaces) ++root_shift_;
+  root_starts_.reserve((largest >> root_shift_) + 2);
+  for (uint32_t child = root.first; child < root.last; ++child) {
+    const uint32_t place = label(view_, child) >> root_shift_;
+    while (root_starts_.size() <= place) root_starts_.push_back(child);
+  }
+  root_starts_.push_back(root.last);
 }
 
 void Trie::check_siblings(int num_threads) {

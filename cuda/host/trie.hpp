@@ -52,17 +52,26 @@ class Trie {
   const std::vector<uint32_t>& wide() const { return wide_; }
   const std::vector<uint32_t>& level_starts() const { return level_starts_; }  // first node of each level, then num_nodes
   uint32_t largest_label() const { return largest_label_; }  // 0 where there is none
+  // The children of the root among which a label would be: a table over the labels' upper bits says where, since
+  // the root is by far the widest node and every question begins there.
+  ChildRange root_range(uint32_t token) const {
+    const uint32_t place = token >> root_shift_;
+    return place + 1 < root_starts_.size() ? ChildRange{root_starts_[place], root_starts_[place + 1]} : ChildRange{0, 0};
+  }
   int depth() const { return static_cast<int>(level_starts_.size()) - 2; }
 
  private:
   void derive_lines(const TrieArrays& arrays);
   void check_siblings(int num_threads);
   void find_levels();
+  void index_root();
 
   std::vector<NodeLine> lines_;
   std::vector<uint32_t> wide_;
   std::vector<uint32_t> level_starts_;
   uint32_t largest_label_ = 0;
+  std::vector<uint32_t> root_starts_;  // by label >> root_shift_: the first child of at least that label; then the end
+  int root_shift_ = 0;
   TrieView view_{};
 };
 
