@@ -1,6 +1,6 @@
-"""Writes the golden files of the current format version that are not there yet; existing ones are never touched.
+"""Writes the golden files of the current format version that are missing; others are never touched.
 
-python tests/format/golden.py
+    PYTHONPATH=. python tests/format/golden.py
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Index files of every released format version, read forever, and the answers that they gave when they were made."""
+"""Index files of every released format version: read forever, with the answers they gave when made."""
 
 from __future__ import annotations
 
