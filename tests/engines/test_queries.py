@@ -29,7 +29,7 @@ def check(keys: list[Key], questions: list[Key], indexes: tuple[Index, ...], bat
         assert keys_of(index.keys(batch_size=batch_size)) == expected
         assert index.lookup(*flat(questions)).tolist() == [oracle.key_id(key) for key in questions]
         nodes = index.engine.find_nodes(
-            *(a.astype(t) for a, t in zip(flat(narrow(questions)), (np.uint32, np.int64)))
+            *(a.astype(t) for a, t in zip(flat(narrow(questions)), (np.uint32, np.int64), strict=True))
         )
         assert nodes.tolist() == [oracle.nodes.get(key, 2**32 - 1) for key in narrow(questions)]
         for key in questions[:12]:
