@@ -22,21 +22,31 @@ def check_output(path: str, *, force: bool) -> None:
         raise OutputError("its directory does not exist", file=path, hint=f"mkdir -p {directory}")
     if not os.access(directory, os.W_OK):
         raise OutputError("its directory cannot be written to", file=path)
-    if os.path.exists(path) and not force:
+    if os.path.exists(path) and not force and not is_special(path):
         raise OutputError("exists already", file=path, hint="--force replaces it")
+
+
+def is_special(path: str) -> bool:
+    """Whether there is something that a rename must not replace, such as /dev/null."""
+    return os.path.exists(path) and not os.path.isfile(path)
 
 
 @contextlib.contextmanager
 def atomic_output(path: str, *, force: bool = True) -> Iterator[BinaryIO]:
     """A binary file that takes the name ``path`` once the block ends without an error, and vanishes otherwise.
 
-    Raises OutputError where the file cannot be written; other exceptions of the block pass through.
+    A symbolic link stays and its target is replaced; a device or a named pipe is written to as it is. Raises OutputError where the file cannot be written; other exceptions of the block pass through.
     """
     check_output(path, force=force)
-    directory = os.path.dirname(os.path.abspath(path))
+    target = os.path.realpath(path)
+    if is_special(target):
+        with open(target, "wb") as special:
+            yield special
+        return
+    directory = os.path.dirname(target)
     try:
         descriptor, beside = tempfile.mkstemp(
-            prefix=f".{os.path.basename(path)}.", suffix=".part", dir=directory
+            prefix=f".{os.path.basename(target)[:100]}.", suffix=".part", dir=directory
         )
     except OSError as error:
         raise OutputError(f"cannot be written: {error.strerror}", file=path) from error
@@ -53,7 +63,7 @@ def atomic_output(path: str, *, force: bool = True) -> Iterator[BinaryIO]:
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(beside, 0o666 & ~mask)
-        os.replace(beside, path)
+        os.replace(beside, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(beside)

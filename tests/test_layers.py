@@ -26,8 +26,7 @@ FLOORS = (
     ("cli",),
     ("__main__",),
 )
-LIBRARY = ("__init__", "build", "index", "inspect", "estimate")
-"""Top-level modules that make one room: the Python API, on which the commands are thin."""
+# Other top-level modules make one room, the library: the Python API, on which the commands are thin.
 
 SPEAKERS = ("report", "streams", "cli")
 
@@ -73,7 +72,11 @@ def imports(path: Path) -> Iterator[Import]:
 
 def place(module: str) -> tuple[int, str]:
     """Floor and room of a module; the longest entry that names it wins."""
-    name = "library" if module.split(".")[0] in LIBRARY else module
+    rooms = {room.split(".")[0] for floor in FLOORS for room in floor}
+    is_library = (
+        "." not in module and module not in rooms and MODULES.get(module, ROOT).parent.name == PACKAGE
+    )
+    name = "library" if is_library and MODULES[module].name in ("__init__.py", f"{module}.py") else module
     fitting = [
         (len(room), floor, room)
         for floor, rooms in enumerate(FLOORS)

@@ -17,7 +17,9 @@ SorterOptions sorter_options(const BuilderOptions& options) {
   sorter.memory = options.is_sorted ? 1 << 12 : options.memory / 8 * 7;
   sorter.num_threads = options.num_threads;
   sorter.has_values = options.value_kind != ValueKind::kNone;
-  sorter.has_places = options.duplicates == Duplicates::kError;
+  // Only these rules can find fault with a key once it is sorted.
+  sorter.has_places = options.duplicates == Duplicates::kError ||
+                      (options.duplicates == Duplicates::kSum && options.value_kind == ValueKind::kUnsigned);
   return sorter;
 }
 

@@ -131,7 +131,7 @@ KeyList KeyWalk::next(uint64_t limit) {
     visit(root_);
   }
   // The frame on top holds the children still to come of the node that `path_` leads to.
-  while (!stack_.empty() && found.key_ids.size() < limit) {
+  while (!stack_.empty() && found.key_ids.size() < limit && found.tokens.size() < kWalkTokens) {
     Frame& top = stack_.back();
     if (top.child == top.last) {
       stack_.pop_back();

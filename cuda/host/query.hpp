@@ -28,11 +28,13 @@ struct KeyList {
 };
 
 // Walks the keys below a node in lexicographic order, resumable: a depth-first walk with its own stack.
+constexpr size_t kWalkTokens = 1 << 20;  // long keys that share their front would fill the memory otherwise
+
 class KeyWalk {
  public:
   // Keys that extend (or are) the sequence `prefix`, which leads to `node`.
   KeyWalk(const Trie& trie, uint32_t node, std::vector<uint32_t> prefix);
-  // Appends at most `limit` more keys; fewer only at the end.
+  // At most `limit` more keys; fewer where they have kWalkTokens tokens, none only at the end.
   KeyList next(uint64_t limit);
 
  private:

@@ -91,10 +91,9 @@ class CpuEngine:
         walk = self._native.KeyWalk(self.trie, node, prefix.tolist())
         while True:
             keys = KeyList(*walk.next(batch_size))
-            if len(keys):
-                yield keys
-            if len(keys) < batch_size:
+            if not len(keys):
                 return
+            yield keys
 
     def common_prefixes(self, tokens: U32) -> tuple[U32, U32]:
         return self._native.common_prefixes(self.trie, tokens)

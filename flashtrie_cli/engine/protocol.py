@@ -17,6 +17,9 @@ U32 = npt.NDArray[np.uint32]
 I64 = npt.NDArray[np.int64]
 
 
+WALK_TOKENS = 1 << 20
+
+
 @dataclass(frozen=True)
 class KeyList:
     """Keys flat: key i is ``tokens[offsets[i]:offsets[i + 1]]`` (uint32, int64 [n + 1]) with ``key_ids[i]`` uint32."""
@@ -45,7 +48,10 @@ class TrieEngine(Protocol):
         """Key id of each sequence, -1 where it is no key."""
 
     def keys_below(self, prefix: U32, batch_size: int) -> Iterator[KeyList]:
-        """Keys that extend ``prefix`` (itself included), in lexicographic order, at most ``batch_size`` at a time."""
+        """Keys that extend ``prefix`` (itself included), in lexicographic order, at most ``batch_size`` at a time.
+
+        Batches are shorter where keys are long: one ends with the key that brings it to WALK_TOKENS tokens.
+        """
 
     def common_prefixes(self, tokens: U32) -> tuple[U32, U32]:
         """Lengths and key ids of the keys that are prefixes of a sequence, shortest first."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from flashtrie_cli.engine.protocol import I64, U32, KeyList, bad_logprob_message
+from flashtrie_cli.engine.protocol import I64, U32, WALK_TOKENS, KeyList, bad_logprob_message
 from flashtrie_cli.errors import IndexFileError, InputError
 from flashtrie_cli.trie.stored import StoredTrie
 
@@ -38,9 +38,11 @@ class ReferenceEngine:
         self._path = stored.path
         self._load(stored)
         self._parents = [0] * stored.num_nodes
+        self._depths = [0] * stored.num_nodes
         for node, first in enumerate(self.first_child[:-1]):
             for child in range(first, self.first_child[node + 1]):
                 self._parents[child] = node
+                self._depths[child] = self._depths[node] + 1
         self._key_nodes = [node for node, ends in enumerate(self.terminal) if ends]
         if len(self._key_nodes) != stored.num_keys:
             self._refuse("has another number of keys than it says")
@@ -154,11 +156,13 @@ class ReferenceEngine:
     def keys_below(self, prefix: U32, batch_size: int) -> Iterator[KeyList]:
         node = self._walk(prefix.tolist())
         batch: list[int] = []
+        num_tokens = 0
         for found in self._terminals_below(node) if node is not None else ():
             batch.append(found)
-            if len(batch) == batch_size:
+            num_tokens += self._depths[found]
+            if len(batch) == batch_size or num_tokens >= WALK_TOKENS:
                 yield self._key_list(batch)
-                batch = []
+                batch, num_tokens = [], 0
         if batch:
             yield self._key_list(batch)
 

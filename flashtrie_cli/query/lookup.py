@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flashtrie_cli.index import Index
 
 LINES_PER_BATCH = 1 << 14
+PREFIXES_PER_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -134,13 +135,14 @@ def prefixes(index: Index, questions: Questions, limit: int) -> Iterator[Answer]
     """For each line the keys that it begins with, shortest first; one empty answer where there is none."""
     for i, line in enumerate(questions.lines):
         tokens = questions.tokens[questions.offsets[i] : questions.offsets[i + 1]]
-        lengths, key_ids = index.common_prefix(tokens)
-        found = index.key_tokens(key_ids)
-        texts = key_texts(index, found)
-        pairs = list(zip(texts, key_ids.tolist(), strict=True))[: limit or len(lengths)]
-        for at, (key, key_id) in enumerate(pairs):
-            yield Answer(line, questions.first + i, at == 0, key, key_id, index.value_of(key_id))
-        if not pairs:
+        _, key_ids = index.common_prefix(tokens)
+        key_ids = key_ids[: limit or len(key_ids)]
+        # Not all at once: the prefixes of a long line together are as long as its square.
+        for begin in range(0, len(key_ids), PREFIXES_PER_BATCH):
+            found = index.key_tokens(key_ids[begin : begin + PREFIXES_PER_BATCH])
+            for at, (key, key_id) in enumerate(zip(key_texts(index, found), found.key_ids.tolist(), strict=True)):
+                yield Answer(line, questions.first + i, begin + at == 0, key, key_id, index.value_of(key_id))
+        if not len(key_ids):
             yield Answer(line, questions.first + i, True, None, None, None)
 
 

@@ -63,7 +63,9 @@ class SearchPlan:
         import numpy as np
 
         depth = np.arange(num_steps + 1, dtype=np.float64)
-        factors = np.array([(6.0 / (5.0 + d)) ** self.alpha for d in depth.tolist()]).astype(np.float32)
+        exact = np.array([(6.0 / (5.0 + d)) ** self.alpha for d in depth.tolist()])
+        with np.errstate(over="ignore"):  # that of the empty sequence, which is no hit
+            factors = exact.astype(np.float32)
         if factors.size and float(factors[1:].min(initial=1.0)) < float(np.finfo(np.float32).tiny):
             raise UsageError(f"alpha {self.alpha} is too large for {num_steps} steps: scores would vanish")
         return factors
