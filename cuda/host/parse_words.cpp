@@ -9,6 +9,7 @@
 namespace flashtrie {
 namespace {
 
+constexpr int kFirstSlotBits = 10;
 constexpr uint64_t kMix1 = 0x9e3779b97f4a7c15ull;  // golden ratio
 constexpr uint64_t kMix2 = 0xd6e8feb86659fd93ull;
 
@@ -34,60 +35,57 @@ uint64_t order_prefix(std::string_view word) {
 
 }  // namespace
 
-WordTable::WordTable() : slots_(1024, Slot{0, 0, kUnknownToken}) { starts_.push_back(0); }
+WordTable::WordTable() : slots_(1 << kFirstSlotBits, Slot{0, 0, kUnknownToken}), shift_(kHashBits - kFirstSlotBits) {
+  starts_.push_back(0);
+}
 
 WordTable::Probe WordTable::make_probe(std::string_view word) {
   const uint64_t head = load_partial(word.data(), word.size());
   uint64_t hash = mix(head, word.size() * kMix1);
   for (size_t i = 8; i < word.size(); i += 8) hash = mix(hash, load_partial(word.data() + i, word.size() - i));
-  return {word.data(), word.size(), mix(hash, kMix2), head};
+  const uint32_t length = word.size() < kLongWord ? static_cast<uint32_t>(word.size()) : kLongWord;
+  return {word.data(), word.size(), head, (static_cast<uint32_t>(mix(hash, kMix2) >> 32) & ~15u) | length};
 }
 
-uint32_t WordTable::tag_of(const Probe& probe) {
-  const uint32_t length = probe.size < kLongWord ? static_cast<uint32_t>(probe.size) : kLongWord;
-  return (static_cast<uint32_t>(probe.hash >> 32) & ~15u) | length;
-}
-
-bool WordTable::matches(const Slot& slot, const Probe& probe, uint32_t tag) const {
-  if (slot.tag != tag || slot.head != probe.head) return false;
+bool WordTable::matches(const Slot& slot, const Probe& probe) const {
+  if (slot.tag != probe.tag || slot.head != probe.head) return false;
   return probe.size <= 8 || word(slot.id) == std::string_view(probe.data, probe.size);
 }
 
 uint32_t WordTable::resolve(const Probe& probe) const {
-  const uint32_t tag = tag_of(probe);
   const size_t mask = slots_.size() - 1;
-  for (size_t at = probe.hash & mask;; at = (at + 1) & mask) {
+  for (size_t at = start_of(probe.tag);; at = (at + 1) & mask) {
     const Slot& slot = slots_[at];
-    if (slot.id == kUnknownToken || matches(slot, probe, tag)) return slot.id;
+    if (slot.id == kUnknownToken || matches(slot, probe)) return slot.id;
   }
 }
 
 uint32_t WordTable::resolve_or_add(const Probe& probe) {
-  const uint32_t tag = tag_of(probe);
   const size_t mask = slots_.size() - 1;
-  size_t at = probe.hash & mask;
+  size_t at = start_of(probe.tag);
   for (; slots_[at].id != kUnknownToken; at = (at + 1) & mask) {
-    if (matches(slots_[at], probe, tag)) return slots_[at].id;
+    if (matches(slots_[at], probe)) return slots_[at].id;
   }
   if (num_words_ > kMaxInputToken) throw std::length_error("more than 2^31 different words");
   const uint32_t id = static_cast<uint32_t>(num_words_++);
-  slots_[at] = {probe.head, tag, id};
+  slots_[at] = {probe.head, probe.tag, id};
   char* room = arena_.room(probe.size);
   if (probe.size > 0) memcpy(room, probe.data, probe.size);
   arena_.set_end(room + probe.size);
   starts_.push_back(arena_.size());
-  if (num_words_ * 5 > slots_.size() * 3) rehash();
+  if (num_words_ * 5 > slots_.size() * 3) grow();
   return id;
 }
 
-void WordTable::rehash() {
+void WordTable::grow() {
   std::vector<Slot> grown(slots_.size() * 2, Slot{0, 0, kUnknownToken});
   const size_t mask = grown.size() - 1;
-  for (uint32_t id = 0; id < num_words_; ++id) {
-    const Probe probe = make_probe(word(id));
-    size_t at = probe.hash & mask;
+  --shift_;
+  for (const Slot& slot : slots_) {
+    if (slot.id == kUnknownToken) continue;
+    size_t at = start_of(slot.tag);
     while (grown[at].id != kUnknownToken) at = (at + 1) & mask;
-    grown[at] = {probe.head, tag_of(probe), id};
+    grown[at] = slot;
   }
   slots_.swap(grown);
 }
@@ -168,7 +166,7 @@ class WordParser {
  private:
   void queue(std::string_view word, size_t place) {
     const WordTable::Probe probe = WordTable::make_probe(word);
-    __builtin_prefetch(&table_.slots_[probe.hash & (table_.slots_.size() - 1)]);
+    __builtin_prefetch(&table_.slots_[table_.start_of(probe.tag)]);
     queued_[num_queued_] = probe;
     places_[num_queued_] = place;
     if (++num_queued_ == kWindow) flush();

@@ -32,27 +32,36 @@ class WordTable {
   // saves the second cache miss for most words of most languages.
   struct Slot {
     uint64_t head;  // the first 8 bytes, zeros behind a shorter word
-    uint32_t tag;   // 28 bits of the hash, then the length up to 15
+    uint32_t tag;   // kHashBits of the hash, then the length up to kLongWord
     uint32_t id;    // kUnknownToken: empty
   };
   struct Probe {
     const char* data;
     size_t size;
-    uint64_t hash, head;
+    uint64_t head;
+    uint32_t tag;
   };
+  static constexpr int kHashBits = 28;
   static constexpr uint32_t kLongWord = 15;
 
   static Probe make_probe(std::string_view word);
-  static uint32_t tag_of(const Probe& probe);
-  bool matches(const Slot& slot, const Probe& probe, uint32_t tag) const;
+  // Where the search for a tag starts: the top bits of its hash. Slots thus stand in the order of their
+  // tags, so that growing reads and writes memory in order and needs no word. Past 2^kHashBits slots
+  // only every other one is a start, which linear probing bears.
+  size_t start_of(uint32_t tag) const {
+    const uint64_t hash = tag >> 4;
+    return static_cast<size_t>(shift_ >= 0 ? hash >> shift_ : hash << -shift_);
+  }
+  bool matches(const Slot& slot, const Probe& probe) const;
   uint32_t resolve(const Probe& probe) const;
   uint32_t resolve_or_add(const Probe& probe);
-  void rehash();
+  void grow();
 
   Buffer<char> arena_;
   Buffer<uint64_t> starts_;  // num_words + 1
   std::vector<Slot> slots_;
   size_t num_words_ = 0;
+  int shift_;  // kHashBits - log2 of the number of slots
 
   friend class WordParser;
 };
