@@ -4,7 +4,7 @@
 #pragma once
 #include "paper_batch.cuh"
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(FT_EMULATION)
 #include <cub/block/block_merge_sort.cuh>
 
 namespace flashtrie {

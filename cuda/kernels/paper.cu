@@ -24,13 +24,21 @@ constexpr int kRangesAhead = 64;   // beams of a block whose child ranges are fo
 constexpr int kProbeLabels = 2048;  // labels that linear-probe decodes at a time
 static_assert(kPaperMaxSlots == 1u << kLinkSlotBits, "a slot fits its link");
 
+#if defined(FT_EMULATION)  // the tests', without a GPU
+__align__(16) unsigned char shared_memory[1 << 18];
+#else
 extern __shared__ __align__(16) unsigned char shared_memory[];
+#endif
 
 using Scan = cub::BlockScan<uint32_t, kThreads>;
 
 __device__ uint32_t load_acquire(const uint32_t* address) {
   uint32_t value;
+#if defined(__CUDA_ARCH__)
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+#else  // the tests' emulation
+  __atomic_load(address, &value, __ATOMIC_ACQUIRE);
+#endif
   return value;
 }
 
