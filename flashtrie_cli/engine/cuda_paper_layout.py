@@ -74,7 +74,8 @@ class PaperShape:
         beams, steps, slots = self.beam_width, self.num_steps, self.num_slots
         candidates, results = self.candidate_capacity, self.result_capacity
         runs = max(
-            (candidates // chunk(beams) + 1) * beams, (results // chunk(self.num_results) + 1) * self.num_results
+            (candidates // chunk(beams) + 1) * beams,
+            (results // chunk(self.num_results) + 1) * self.num_results,
         )
         sizes = (
             8 * candidates, 4 * candidates, 8 * results, 4 * results, 4 * results, results, 8 * runs, 4 * runs,
@@ -95,7 +96,12 @@ class PaperShape:
         """Elements of each answer array."""
         hits = num_queries * self.num_results
         sizes = {name: hits for name, _ in ANSWERS}
-        return {**sizes, "num_hits": num_queries, "num_tokens": num_queries, "hit_tokens": hits * self.num_steps}
+        return {
+            **sizes,
+            "num_hits": num_queries,
+            "num_tokens": num_queries,
+            "hit_tokens": hits * self.num_steps,
+        }
 
 
 def chunk(width: int) -> int:
@@ -150,7 +156,9 @@ def node_labels(trie: Any) -> npt.NDArray[np.uint32]:
     return labels
 
 
-def join_answers(answers: dict[str, npt.NDArray[Any]], num_queries: int, num_results: int, num_steps: int) -> Any:
+def join_answers(
+    answers: dict[str, npt.NDArray[Any]], num_queries: int, num_results: int, num_steps: int
+) -> Any:
     """`SearchResults` of the answer arrays; everything is copied."""
     from flashtrie_cli.query.results import SearchResults
 
@@ -164,10 +172,15 @@ def join_answers(answers: dict[str, npt.NDArray[Any]], num_queries: int, num_res
         hits = places[(places % num_results) < np.repeat(counts, num_results)]
         stride = num_results * num_steps
         tokens = np.concatenate(
-            [answers["hit_tokens"][q * stride :][: int(n)] for q, n in enumerate(answers["num_tokens"][:num_queries])]
+            [
+                answers["hit_tokens"][q * stride :][: int(n)]
+                for q, n in enumerate(answers["num_tokens"][:num_queries])
+            ]
         )
     depths = answers["depths"][hits]
     token_offsets = np.zeros(len(depths) + 1, np.int64)
     np.cumsum(depths, out=token_offsets[1:])
-    key_ids, scores, normalised = (answers[name][hits].copy() for name in ("key_ids", "scores", "normalised_scores"))
+    key_ids, scores, normalised = (
+        answers[name][hits].copy() for name in ("key_ids", "scores", "normalised_scores")
+    )
     return SearchResults(hit_offsets, key_ids, scores, normalised, token_offsets, tokens)
