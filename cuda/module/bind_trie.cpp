@@ -86,7 +86,9 @@ void bind_trie(nb::module_& m) {
       .def_prop_ro("high_width", [](const PyTrie& t) { return t.trie.view().high_width; })
       .def_prop_ro("largest_label", [](const PyTrie& t) { return t.trie.largest_label(); })
       .def_prop_ro("depth", [](const PyTrie& t) { return t.trie.depth(); })
-      .def_prop_ro("level_starts", [](const PyTrie& t) { return to_numpy(std::vector(t.trie.level_starts())); })
+      .def_prop_ro(
+          "level_starts", [](const PyTrie& t) { return to_numpy(std::vector(t.trie.level_starts())); },
+          nb::rv_policy::move)  // the array owns its memory
       .def_prop_ro("louds", [](const PyTrie& t) { return t.louds; })
       .def_prop_ro("label_low", [](const PyTrie& t) { return t.label_low; })
       .def_prop_ro("high_flags", [](const PyTrie& t) { return t.high_flags; })

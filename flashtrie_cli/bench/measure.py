@@ -112,5 +112,5 @@ def _warm_up(work: Work, num_calls: int, effort: Effort) -> Samples:
     affordable = max(1.0, effort.seconds * 1e9 / one)
     passes = int(np.clip(affordable / num_calls, 1, effort.passes))
     calls = int(np.clip(affordable / passes, min(2, num_calls), num_calls))
-    times = [np.full((effort.passes, num_calls), np.nan) for _ in range(3)]
-    return Samples(*times, calls, passes, spent)
+    call, cpu, kernel = (np.full((effort.passes, num_calls), np.nan) for _ in range(3))
+    return Samples(call, cpu, kernel, calls, passes, spent)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
-from flashtrie_cli.engine.choose import make_engine
+from flashtrie_cli.engine.choose import make_engine, why_not_cuda
 from flashtrie_cli.engine.cpu import CpuEngine
 from flashtrie_cli.errors import EngineUnavailable, UsageError
 from flashtrie_cli.index import Index
@@ -62,19 +63,46 @@ def _marisa_opt(index: Index, threads: int) -> Searcher:
     return MarisaOpt(_cpu(index, threads))
 
 
-SYSTEMS = {
-    system.name: system
-    for system in (
-        System("cpu", "cpu", True, "ours, C++", _cpu),
-        System("cuda", "gpu", True, "ours, CUDA", lambda index, threads: make_engine("cuda", index.stored)),
-        System(
-            "marisa-int", "cpu", True, "FlashTrie paper B.1: one thread, lookups from the root", _marisa_int
-        ),
-        System(
-            "marisa-opt", "cpu", True, "FlashTrie paper B.2: worker pool, merge, bounded heap", _marisa_opt
-        ),
-    )
-}
+_cuda_engines: WeakKeyDictionary[Index, Any] = WeakKeyDictionary()
+
+
+def _cuda(index: Index, threads: int) -> Any:
+    """One cuda engine an index, whose trie all GPU systems share."""
+    if index not in _cuda_engines:
+        _cuda_engines[index] = make_engine("cuda", index.stored, threads=threads)
+    return _cuda_engines[index]
+
+
+def _paper(name: str) -> Callable[[Index, int], Searcher]:
+    def make(index: Index, threads: int) -> Searcher:
+        from flashtrie_cli.engine.cuda_paper import PaperSystem
+
+        return PaperSystem(_cuda(index, threads), name)
+
+    return make
+
+
+_TABLE = (
+    ("cpu", "cpu", True, "ours, C++", _cpu),
+    ("cuda", "gpu", True, "ours, CUDA", _cuda),
+    ("marisa-int", "cpu", True, "FlashTrie paper B.1: one thread, lookups from the root", _marisa_int),
+    ("marisa-opt", "cpu", True, "FlashTrie paper B.2: worker pool, merge, bounded heap", _marisa_opt),
+    (
+        "flashtrie-paper",
+        "gpu",
+        True,
+        "the paper's own search (2.2, algorithms 1 to 5)",
+        _paper("flashtrie-paper"),
+    ),
+    ("ppt", "gpu", False, "position token lists, no prefix constraint (4.6, I)", _paper("ppt")),
+    ("linear-probe", "gpu", True, "a thread a proposal, children scanned (J)", _paper("linear-probe")),
+    ("two-pointer", "gpu", True, "a thread a beam, merge (J)", _paper("two-pointer")),
+    ("per-child", "gpu", True, "a thread a child, proposals scanned (J)", _paper("per-child")),
+    ("hash-transitions", "gpu", True, "hash set of (node, token)", _paper("hash-transitions")),
+)
+SYSTEMS = {row[0]: System(*row) for row in _TABLE}
+SLOW = ("linear-probe", "two-pointer", "per-child")
+"""Ablations that are measured only when asked for by name."""
 
 
 def choose_systems(names: Sequence[str] | None) -> list[System]:
@@ -83,7 +111,8 @@ def choose_systems(names: Sequence[str] | None) -> list[System]:
     Raises UsageError for an unknown name, EngineUnavailable for one that cannot run here.
     """
     if names is None:
-        return [s for s in SYSTEMS.values() if s.device == "cpu" or gpu_available()]
+        kept = [s for s in SYSTEMS.values() if s.name not in SLOW]
+        return [s for s in kept if s.device == "cpu"] if not gpu_available() else kept
     unknown = [name for name in names if name not in SYSTEMS]
     if unknown:
         raise UsageError(f"system {unknown[0]!r} is not one of {', '.join(SYSTEMS)}")
@@ -99,11 +128,7 @@ def choose_systems(names: Sequence[str] | None) -> list[System]:
 
 def gpu_available() -> bool:
     """Whether the cuda engine could answer here."""
-    try:
-        from flashtrie_cli.engine import cuda  # type: ignore[attr-defined,unused-ignore]
-    except ImportError:
-        return False
-    return bool(cuda.is_available())
+    return why_not_cuda() is None
 
 
 def resident_size(searcher: Any, index: Index) -> int:
