@@ -65,4 +65,4 @@ def read_trees(path: str) -> Arrays:
 
 def write_trees(out: BinaryIO, arrays: Arrays) -> None:
     """An .npz of the arrays; the same arrays give the same bytes."""
-    np.savez(out, **arrays)
+    np.savez(out, **arrays)  # type: ignore[arg-type]
