@@ -110,7 +110,8 @@ def assert_same_trees(found: DraftTrees, wanted: DraftTrees) -> None:
 
 
 def best_prefixes(rows: np.ndarray, top_k: int, num_nodes: int) -> tuple[list[float], list[tuple[int, ...]]]:
-    """All prefixes of at most ``top_k`` tokens a depth, scored one by one; the best ``num_nodes``, the root included."""
+    """All prefixes of at most ``top_k`` tokens a depth, scored one by one; the best ``num_nodes``, the root
+    included."""
     lists = []
     for row in rows:
         if np.isnan(row).any() or np.isposinf(row).any():

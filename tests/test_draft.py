@@ -1,4 +1,5 @@
-"""Draft trees without a constraint: the worked examples, random cases against oracles, and the door's checks."""
+"""Draft trees without a constraint: the worked examples, random cases against oracles, and the door's
+checks."""
 
 from __future__ import annotations
 

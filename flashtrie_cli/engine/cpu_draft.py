@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 
-from flashtrie_cli.engine.draft_plan import LOGIT_TYPES, DraftConstraint, DraftInputs, DraftPlan, DraftTrees
+from flashtrie_cli.engine.draft_plan import LOGIT_TYPES, DraftInputs, DraftPlan, DraftTrees
 
 
-def can_build(constraint: DraftConstraint | None) -> bool:
-    """Whether the extension is here and can walk the constraint's trie."""
+def is_available() -> bool:
+    """Whether the extension is here."""
     try:
-        from flashtrie_cli import _native
+        from flashtrie_cli import _native  # noqa: F401
     except ImportError:
         return False
-    return constraint is None or isinstance(constraint.trie, getattr(_native, "Trie", ()))
+    return True
+
+
+def native_trie(trie: Any) -> Any:
+    """The native trie of an opened index, or of a native trie itself; None for anything else."""
+    from flashtrie_cli import _native
+    from flashtrie_cli.engine.cpu import CpuEngine
+
+    stored = getattr(trie, "stored", None)
+    if stored is not None:
+        trie = getattr(trie.engine, "trie", None)
+        trie = trie if isinstance(trie, _native.Trie) else CpuEngine(stored).trie
+    return trie if isinstance(trie, _native.Trie) else None
 
 
 def build(plan: DraftPlan, inputs: DraftInputs, out: DraftTrees, threads: int) -> None:

@@ -111,7 +111,8 @@ def _checked(name: str, array: Any, dtypes: tuple[str, ...], shape: tuple[int, .
 
 
 def tiling(plan: DraftPlan, logits: int) -> tuple[int, int]:
-    """How many tiles a row has, and of how many 16-byte packs; rows that start between packs may need one more."""
+    """How many tiles a row has, and of how many 16-byte packs; rows that start between packs may need one
+    more."""
     itemsize = 4 if plan.logit_type == "float32" else 2
     pack = 16 // itemsize
     aligned = logits % 16 == 0 and plan.vocab_size % pack == 0
@@ -178,9 +179,9 @@ class PreparedDraft:
     def __init__(self, plan: DraftPlan, inputs: DraftInputs, out: DraftTrees | None, workspace: Any):
         if inputs.constraint is not None:
             raise UsageError("the cuda engine builds no constrained trees yet", hint="--engine cpu")
-        logit_types = (plan.logit_type, "uint16", "int16", "bfloat16")
-        if plan.logit_type != "bfloat16":
-            logit_types = (plan.logit_type,)
+        logit_types: tuple[str, ...] = (plan.logit_type,)
+        if plan.logit_type == "bfloat16":
+            logit_types += ("uint16", "int16")
         batch, shape = (plan.batch_size,), (plan.batch_size, plan.block_size, plan.vocab_size)
         pointers = {
             "logits": _checked("logits", inputs.logits, logit_types, shape),

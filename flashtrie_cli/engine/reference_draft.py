@@ -26,6 +26,8 @@ from flashtrie_cli.engine.draft_plan import (
     DraftTrees,
     TokenTrie,
 )
+from flashtrie_cli.engine.reference import ReferenceEngine
+from flashtrie_cli.trie.stored import StoredTrie
 
 Row = npt.NDArray[np.float32]
 
@@ -146,6 +148,27 @@ def _legal_offers(
         return _best(ids, values, [states[at] for at in inside], lse, plan.top_k)
 
     return offers
+
+
+class ReferenceTrie:
+    """A stored trie as a `TokenTrie`."""
+
+    def __init__(self, stored: StoredTrie):
+        self._engine = ReferenceEngine(stored)
+
+    def children(self, state: int) -> tuple[Sequence[int], Sequence[int]]:
+        first, last = self._engine.first_child[state], self._engine.first_child[state + 1]
+        return self._engine.labels[first:last], range(first, last)
+
+    def is_terminal(self, state: int) -> bool:
+        return bool(self._engine.terminal[state])
+
+
+def token_trie(trie: Any) -> TokenTrie | None:
+    """What the reference engine walks: a `TokenTrie` as it is, or the trie of an opened index."""
+    if hasattr(trie, "stored"):
+        return ReferenceTrie(trie.stored)
+    return trie if hasattr(trie, "children") and hasattr(trie, "is_terminal") else None
 
 
 def legal_tokens(trie: TokenTrie, state: int, end_token: int | None) -> tuple[list[int], list[int]]:

@@ -9,6 +9,7 @@ the trees that the trie allows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -83,10 +84,11 @@ def build_draft_trees(
     token id -> full token id, for every node but the root; ties are broken before mapping.
     ``padding="self"`` lets padding nodes attend to themselves, for kernels that cannot take an empty row.
 
-    ``trie`` holds the tree to a token trie from ``start_states`` [B] on (default: the trie's root) with
-    ``scoring`` "renorm" (each node's legal tokens share probability 1, as when the target is masked the
-    same way) or "global" (the drafter's own log-probs). All legal children are scored, so none is lost to
-    ``top_k``, which then only caps the children of one node. ``end_token`` is legal where a key ends.
+    ``trie`` (an opened `Index`) holds the tree to its keys from ``start_states`` [B] on (default: the
+    trie's root) with ``scoring`` "renorm" (each node's legal tokens share probability 1, as when the target
+    is masked the same way) or "global" (the drafter's own log-probs). All legal children are scored, so
+    none is lost to ``top_k``, which then only caps the children of one node. ``end_token`` is legal where a
+    key ends.
 
     Numpy arrays in, numpy arrays out, on ``engine`` "auto", "cpu", "reference" or "cuda". Device arrays
     (anything with ``__cuda_array_interface__``) stay on the device: work is queued on ``stream`` (an object
@@ -286,20 +288,35 @@ def _build_from_host(
 
         cuda_draft.build_from_host(plan, inputs, trees)
         return trees
-    if engine in ("auto", "cpu"):
-        from flashtrie_cli.engine import cpu_draft
+    from flashtrie_cli.engine import cpu_draft, reference_draft
 
-        if cpu_draft.can_build(inputs.constraint):
-            cpu_draft.build(plan, inputs, trees, threads)
+    if engine == "cpu" and not cpu_draft.is_available():
+        raise EngineUnavailable(
+            "the native engine is not installed",
+            hint="reinstall where a C++20 compiler is found, or use --engine reference",
+        )
+    if engine != "reference" and cpu_draft.is_available():
+        native = _with_trie(inputs, cpu_draft.native_trie)
+        if native is not None:
+            cpu_draft.build(plan, native, trees, threads)
             return trees
         if engine == "cpu":
-            raise EngineUnavailable(
-                "the cpu engine cannot build this here", hint="`flashtrie info` says which engines work"
-            )
-    from flashtrie_cli.engine import reference_draft
-
-    reference_draft.build(plan, inputs, trees)
+            raise UsageError("the cpu engine needs the trie of an opened index")
+    walked = _with_trie(inputs, reference_draft.token_trie)
+    if walked is None:
+        raise UsageError(
+            "the reference engine needs an opened index, or a trie with children and is_terminal"
+        )
+    reference_draft.build(plan, walked, trees)
     return trees
+
+
+def _with_trie(inputs: DraftInputs, convert: Callable[[Any], Any]) -> DraftInputs | None:
+    """The inputs with the constraint's trie as an engine walks it; None where it cannot."""
+    if inputs.constraint is None:
+        return inputs
+    trie = convert(inputs.constraint.trie)
+    return None if trie is None else replace(inputs, constraint=replace(inputs.constraint, trie=trie))
 
 
 def _check_cuda_limits(plan: DraftPlan) -> None:

@@ -1,0 +1,167 @@
+"""`flashtrie draft` as a program: files in, files out, and what it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from draft_cases import random_logits, vectors
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    """The kernel documentation's example."""
+    case = next(case for case in vectors() if case.name == "doc_shape_N6")
+    np.save(tmp_path / "logits.npy", case.logits[0])
+    np.save(tmp_path / "roots.npy", np.array([77]))
+    np.save(tmp_path / "base.npy", np.array([10]))
+    return tmp_path
+
+
+def options(folder: Path) -> list[Any]:
+    return [
+        "--roots",
+        folder / "roots.npy",
+        "--base-lengths",
+        folder / "base.npy",
+        "--nodes",
+        6,
+        "--top-k",
+        2,
+    ]
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_build_and_show(flashtrie: Run, example: Path, engine: str) -> None:
+    out = example / "tree.npz"
+    done = flashtrie("draft", example / "logits.npy", "-o", out, *options(example), "--engine", engine)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == b""
+    assert b"6 nodes" in done.stderr
+    with np.load(out) as made:
+        assert made["node_token_ids"].tolist() == [[77, 1, 2, 3, 3, 5]]
+        assert made["packed_ancestor_mask"].shape == (1, 6, 1)
+        assert len(made.files) == 12
+    shown = flashtrie("draft", "--show", out)
+    assert shown.stdout.decode().splitlines() == [
+        "row 0: 6 of 6 nodes, base length 10, expected accepted 1.740",
+        "77  p 1  [0]",
+        "├─ 1  p 0.5  [1]",
+        "│  └─ 3  p 0.35  [3]",
+        "│     └─ 5  p 0.21  [5]",
+        "└─ 2  p 0.4  [2]",
+        "   └─ 3  p 0.28  [4]",
+    ]
+    described = json.loads(flashtrie("draft", "--show", out, "--json").stdout)
+    assert described["trees"][0]["nodes"][5] == {
+        "node": 5,
+        "token": 5,
+        "parent": 3,
+        "depth": 3,
+        "score": pytest.approx(-1.5606477),
+        "probability": pytest.approx(0.21),
+    }
+
+
+def test_same_bytes_twice_and_stdout(flashtrie: Run, example: Path) -> None:
+    first, second = (
+        flashtrie("draft", example / "logits.npy", "-o", "-", *options(example), "-q").stdout
+        for _ in range(2)
+    )
+    assert first == second
+    assert first[:2] == b"PK"
+
+
+def test_json_report(flashtrie: Run, example: Path) -> None:
+    done = flashtrie("draft", example / "logits.npy", "-o", example / "t.npz", *options(example), "--json")
+    made = json.loads(done.stdout)
+    assert made["schema"] == "flashtrie.draft/1"
+    assert (made["trees"], made["nodes"], made["truncated"]) == (1, 6, 1)
+    assert made["expected_accepted"] == pytest.approx(1.74)
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [("sglang", "retrieve_next_token"), ("tensorrt-llm", "tree_valid"), ("flashinfer", "packed_custom_mask")],
+)
+def test_formats(flashtrie: Run, example: Path, name: str, array: str) -> None:
+    out = example / "made.npz"
+    done = flashtrie("draft", example / "logits.npy", "-o", out, *options(example), "--format", name)
+    assert done.returncode == 0, done.stderr
+    with np.load(out) as made:
+        assert array in made.files
+    refused = flashtrie("draft", "--show", out)
+    assert refused.returncode == 2
+    assert b"only --format arrays" in refused.stderr
+
+
+def test_bfloat16_bits(flashtrie: Run, example: Path) -> None:
+    logits = random_logits(np.random.default_rng(0), 2, 4, 30)
+    np.save(example / "bits.npy", (logits.view(np.uint32) >> 16).astype(np.uint16))
+    out = example / "bits.npz"
+    assert flashtrie("draft", example / "bits.npy", "-o", out).returncode == 2
+    done = flashtrie("draft", example / "bits.npy", "-o", out, "--logit-type", "bfloat16")
+    assert done.returncode == 0, done.stderr
+
+
+def test_held_to_an_index(flashtrie: Run, words_index: Path, tmp_path: Path) -> None:
+    """Words of the index, text in the drawing: city, new, old, york are 0 to 3."""
+    logits = np.zeros((1, 5, 4), np.float32)
+    logits[0, 1] = (9, 1, 0, 0)  # "city" begins no key
+    np.save(tmp_path / "logits.npy", logits)
+    out = tmp_path / "tree.npz"
+    arguments = ["--index", words_index, "--constraint", "renorm", "--top-k", 4, "--nodes", 9]
+    done = flashtrie("draft", tmp_path / "logits.npy", "-o", out, *arguments)
+    assert done.returncode == 0, done.stderr
+    shown = flashtrie("draft", "--show", out, "--index", words_index).stdout.decode().splitlines()
+    assert shown[2:] == [
+        "├─ 1 'new'  p 0.7311  [1]",
+        "│  └─ 3 'york'  p 0.7311  [2]",
+        "│     └─ 0 'city'  p 0.7311  [3]",
+        "└─ 2 'old'  p 0.2689  [4]",
+        "   └─ 3 'york'  p 0.2689  [5]",
+    ]
+    with np.load(out) as made:
+        assert made["node_states"].dtype == np.uint32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "either LOGITS or --show"),
+        (["{dir}/logits.npy"], 2, "where shall the trees go"),
+        (["{dir}/none.npy", "-o", "-"], 2, "none.npy"),
+        (["{dir}/text.npy", "-o", "-"], 2, "is no .npy array"),
+        (["{dir}/logits.npy", "-o", "-", "--roots", "{dir}/logits.npy"], 2, "not 1 integers"),
+        (["{dir}/logits.npy", "-o", "-", "--top-k", "9"], 2, "top-k 9"),
+        (["{dir}/logits.npy", "-o", "-", "--format", "x"], 2, "format 'x'"),
+        (["{dir}/logits.npy", "-o", "-", "--eos", "3"], 2, "need --index"),
+        (["{dir}/logits.npy", "-o", "-", "--index", "{dir}/none.ft"], 3, "none.ft"),
+        (["{dir}/logits.npy", "-o", "-", "--json"], 2, "both write to stdout"),
+        (["--show", "{dir}/text.npy"], 2, "no .npz"),
+        (["{dir}/logits.npy", "-o", "{dir}/roots.npy", "-k", "2"], 2, "--force"),
+    ],
+)
+def test_errors_are_one_line(
+    flashtrie: Run, example: Path, arguments: list[str], code: int, message: str
+) -> None:
+    (example / "text.npy").write_text("no array\n")
+    done = flashtrie("draft", *(argument.format(dir=example) for argument in arguments))
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr.decode()
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_bad_rows_are_warned_of(flashtrie: Run, example: Path) -> None:
+    logits = np.zeros((1, 3, 4), np.float32)
+    logits[0, 1, 2] = np.nan
+    np.save(example / "nan.npy", logits)
+    done = flashtrie("draft", example / "nan.npy", "-o", example / "nan.npz", "-q", "-k", 2)
+    assert done.returncode == 0
+    assert b"warning: 1 of 1 rows hold NaN" in done.stderr
