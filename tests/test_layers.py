@@ -26,7 +26,7 @@ FLOORS = (
     ("cli",),
     ("__main__",),
 )
-LIBRARY = ("__init__", "build", "index", "inspect", "estimate")
+LIBRARY = ("__init__", "build", "index", "inspect", "estimate", "masks_build")
 """Top-level modules that make one room: the Python API, on which the commands are thin."""
 
 SPEAKERS = ("report", "streams", "cli")
