@@ -23,8 +23,8 @@ class MaskSet {
   const MaskView& view() const { return masks_; }
   uint32_t num_words() const { return num_words_; }
   uint32_t ended() const { return masks_.num_nodes; }
-  size_t num_dense() const { return dense_nodes_.size(); }
-  size_t dense_bytes() const { return dense_words_.size() * sizeof(uint32_t); }
+  const std::vector<uint32_t>& dense_nodes() const { return dense_nodes_; }
+  const std::vector<uint32_t>& dense_words() const { return dense_words_; }
 
   // Writes all num_words() of the state's row.
   void fill(uint32_t state, uint32_t* row) const;

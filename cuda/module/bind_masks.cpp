@@ -360,8 +360,13 @@ void bind_masks(nb::module_& m) {
            nb::arg("single"), nb::arg("eos"), nb::arg("vocab_size"), nb::arg("check"))
       .def_prop_ro("num_words", [](const PyMasks& self) { return self.set->num_words(); })
       .def_prop_ro("hop_bits", [](const PyMasks& self) { return self.set->view().hop_bits; })
-      .def_prop_ro("num_dense", [](const PyMasks& self) { return self.set->num_dense(); })
-      .def_prop_ro("dense_bytes", [](const PyMasks& self) { return self.set->dense_bytes(); })
+      .def_prop_ro(
+          "dense_nodes", [](const PyMasks& self) { return to_numpy(std::vector<uint32_t>(self.set->dense_nodes())); },
+          nb::rv_policy::automatic)
+      .def_prop_ro(
+          "dense_words", [](const PyMasks& self) { return to_numpy(std::vector<uint32_t>(self.set->dense_words())); },
+          nb::rv_policy::automatic)
+      .def_prop_ro("dense_bytes", [](const PyMasks& self) { return self.set->dense_words().size() * sizeof(uint32_t); })
       .def("matcher", [](const PyMasks& self) { return Matcher{&self, 0, {}}; }, nb::keep_alive<0, 1>())
       .def("mask_rows", [](const PyMasks& self, size_t count) { return PyMaskRows{&self, MaskRows(*self.set, count)}; },
            nb::arg("num_rows"), nb::keep_alive<0, 1>())

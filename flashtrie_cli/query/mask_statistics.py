@@ -37,7 +37,7 @@ def describe_masks(masks: TokenMasks) -> dict[str, Any]:
         },
         "num_distinct_masks": count_distinct(masks.entry_tokens(), starts, is_terminal),
         "largest": _largest(counts),
-        "num_dense_rows": int(masks.set.num_dense),
+        "num_dense_rows": len(masks.set.dense_nodes),
         "memory": {
             **{name: array.nbytes for name, array in vars(masks.arrays).items()},
             "dense_rows": int(masks.set.dense_bytes),

@@ -233,6 +233,15 @@ class TokenMasks:
             state = int(after[0])
         return state
 
+    def on_device(self, device: int = 0) -> Any:
+        """A `CudaMasks`: ``apply(logits, states, stream)`` and ``advance(states, tokens, allowed, stream)`` on device arrays.
+
+        Raises EngineUnavailable where there is no GPU.
+        """
+        from flashtrie_cli.engine.cuda_masks import CudaMasks
+
+        return CudaMasks(self.arrays, self.set, self.eos, self.vocab_size, device)
+
     def rows(self, num_rows: int) -> Any:
         """A bitmask of its own for a batch, the quickest way to fill one at every step.
 
