@@ -15,10 +15,10 @@ struct StepTable {
 
   FT_DEVICE uint32_t size() const { return 1u << log2_size; }
 
-  // Leaves the table empty; all threads of the block, no barrier inside.
-  FT_DEVICE void clear() const {
-    for (uint32_t i = simt::thread(); i < kBitmapWords; i += simt::num_threads()) bitmap[i] = 0;
-    for (uint32_t i = simt::thread(); i < size(); i += simt::num_threads()) {
+  // Leaves the table empty, by `num_threads` threads of which this is number `me`; no barrier inside.
+  FT_DEVICE void clear(uint32_t me, uint32_t num_threads) const {
+    for (uint32_t i = me; i < kBitmapWords; i += num_threads) bitmap[i] = 0;
+    for (uint32_t i = me; i < size(); i += num_threads) {
       tokens[i] = kNoToken;
       best[i] = 0;
     }
