@@ -51,7 +51,7 @@ struct SearchBatch {
 };
 
 // Free places of a pool below which no warp starts another 32 matches: all warps may have begun some.
-constexpr uint32_t kPoolSlack = 1024;
+constexpr uint32_t kPoolSlack = 640;
 
 constexpr uint32_t kMoreWindows = 1, kPoolFull = 2;
 
