@@ -151,7 +151,13 @@ def fixed_bytes(num_slots: int, blocks_per_group: int) -> int:
 
 
 def plan_launch(
-    shape: Shape, num_queries: int, *, arch: int, num_multiprocessors: int, shared_bytes: int, kernel: str | None = None
+    shape: Shape,
+    num_queries: int,
+    *,
+    arch: int,
+    num_multiprocessors: int,
+    shared_bytes: int,
+    kernel: str | None = None,
 ) -> Launch:
     """The kernel for a batch and its sizes. ``shared_bytes``: most that a block may have; ``kernel`` forces one.
 
