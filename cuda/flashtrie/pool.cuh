@@ -61,6 +61,7 @@ FT_DEVICE void count_in_bin(uint32_t* histogram, uint64_t key) {
 template <int kBlocks>
 FT_DEVICE void sum_chunks(uint32_t* histogram, uint32_t* combined, uint32_t* totals) {
   const uint32_t lane = simt::lane();
+#pragma unroll 1
   for (uint32_t chunk = simt::thread() >> 5; chunk < kChunks; chunk += simt::num_threads() >> 5) {
     const uint32_t at = chunk * kChunkWords + lane;
     uint32_t word;

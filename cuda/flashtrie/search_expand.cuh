@@ -11,13 +11,20 @@ template <int kBlocks, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kSpill>::expand(Cursor& cursor) {
   const uint32_t num_warps = (simt::num_threads() >> 5) - kRowWarps;
   if (!cursor.resumes) {
-    for (;;) {
+    Window window{};  // the next one is loaded while this one is tested
+#pragma unroll 1
+    for (bool loaded = false;;) {
+      const bool more = cursor.window * 32 < num_label_groups_;
+      Window next{};
+      if (more) next = load_window(cursor.window);
+      if (loaded) test_window(window, cursor);
       if (simt::any(cursor.mask != 0) && !list_matches(cursor)) {
         call_again(kMoreWindows);
         break;
       }
-      if (cursor.window * 32 >= num_label_groups_) break;
-      scan(cursor);
+      if (!more) break;
+      window = next;
+      loaded = true;
       cursor.window += kBlocks * num_warps;
     }
     simt::sync_part(kExpandPart, 32 * num_warps);
@@ -27,6 +34,7 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::expand(Cursor& cursor) {
   } else if (simt::any(cursor.mask != 0) || cursor.window * 32 < num_label_groups_) {
     call_again(kMoreWindows);
   }
+#pragma unroll 1
   for (; cursor.judge_at < cursor.num_matches; cursor.judge_at += 32 * num_warps) {
     if (simt::any(is_full())) {
       if (simt::lane() == 0) control().stopped[round_ & 1] = 1;
@@ -76,51 +84,61 @@ FT_DEVICE bool GroupSearch<kBlocks, kSpill>::list_matches(Cursor& cursor) {
   return true;
 }
 
-// One label group a lane: which of its eight labels share their low half with a proposal.
+// Begins to load a window, one label group a lane.
 template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::scan(Cursor& cursor) {
-  const uint32_t lane = simt::lane();
-  const uint32_t from = cursor.window * 32;
+FT_DEVICE typename GroupSearch<kBlocks, kSpill>::Window GroupSearch<kBlocks, kSpill>::load_window(uint32_t at) const {
+  const uint32_t from = at * 32, group = from + simt::lane();
   uint32_t beam = find_beam(from);
   // Every beam has a group, so at most 32 beams share a window: one bit for each that starts in it.
-  const uint32_t next = beam + 1 + lane;
+  const uint32_t next = beam + 1 + simt::lane();
   const uint32_t offset = next < num_beams_ ? beam_start()[next] - from : 32;
   const uint32_t starts = simt::reduce_or(offset < 32 ? 1u << offset : 0);
   beam += simt::count_ones(starts & (simt::lanes_below() << 1 | 1));
-  const uint32_t group = from + lane;
-  cursor.mask = 0;
-  cursor.beam = beam;
-  if (group >= num_label_groups_) return;
+  Window window{};
+  window.beam = beam;
+  if (group >= num_label_groups_) return window;
   const ChildRange range = {beam_first()[beam], beam_last()[beam]};
   const uint32_t place = group - beam_start()[beam];
-  const StepTable row = table(step_);
   if ((step_ == 0 && batch_.root_table) || is_wide(range)) {
-    cursor.node = find_wide(range, place);
-    cursor.mask = cursor.node != kNoNode;
-    return;
+    window.node = find_wide(range, place);
+    window.wanted = window.node != kNoNode ? kFound : 0;
+    return window;
   }
   const uint32_t base = ((range.first >> 3) + place) << 3;
+  window.node = base;
+  window.labels = simt::load_quad(batch_.trie.label_low + base);
   // The eight share a line, which whoever judges a match of them reads next.
   simt::touch(&batch_.trie.lines[base >> 6]);
   if (batch_.trie.high_width > 0) simt::touch(&batch_.trie.high_flags[base >> 6]);
-  const simt::Quad labels = simt::load_quad(batch_.trie.label_low + base);
   const uint32_t begin = range.first > base ? range.first - base : 0;
   const uint32_t end = range.last - base < 8 ? range.last - base : 8;
-  const uint32_t pairs[4] = {labels.x, labels.y, labels.z, labels.w};
+  window.wanted = (1u << end) - (1u << begin);
+  return window;
+}
+
+// Which of a group's labels share their low half with a proposal.
+template <int kBlocks, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kSpill>::test_window(const Window& window, Cursor& cursor) const {
+  cursor.beam = window.beam;
+  cursor.node = window.node;
+  cursor.mask = window.wanted == kFound;
+  if (!simt::any(window.wanted != 0 && window.wanted != kFound)) return;
+  const uint32_t* bitmap = table(step_).bitmap;
+  const uint32_t pairs[4] = {window.labels.x, window.labels.y, window.labels.z, window.labels.w};
   uint32_t mask = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    mask |= static_cast<uint32_t>(bitmap_test(row.bitmap, pairs[i] & 0xffff)) << (2 * i);
-    mask |= static_cast<uint32_t>(bitmap_test(row.bitmap, pairs[i] >> 16)) << (2 * i + 1);
+    mask |= static_cast<uint32_t>(bitmap_test(bitmap, pairs[i] & 0xffff)) << (2 * i);
+    mask |= static_cast<uint32_t>(bitmap_test(bitmap, pairs[i] >> 16)) << (2 * i + 1);
   }
-  cursor.mask = mask & ((1u << end) - (1u << begin));
-  cursor.node = base;
+  if (window.wanted != kFound) cursor.mask = mask & window.wanted;
 }
 
 // The last beam that starts at or before a label group, by a search of the whole warp.
 template <int kBlocks, bool kSpill>
 FT_DEVICE uint32_t GroupSearch<kBlocks, kSpill>::find_beam(uint32_t group) const {
   uint32_t beam = 0, span = num_beams_;
+#pragma unroll 1
   while (span > 1) {
     const uint32_t stride = (span + 31) >> 5;
     const uint32_t probe = beam + simt::lane() * stride;
@@ -132,19 +150,24 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kSpill>::find_beam(uint32_t group) const
   return beam;
 }
 
+FT_OUTLINE uint32_t find_child_outlined(const TrieView& trie, ChildRange range, uint32_t token) {
+  return find_child(trie, range, token);
+}
+
 // The child of a node with a very large fan-out that a slot's token leads to, or kNoNode.
 template <int kBlocks, bool kSpill>
 FT_DEVICE uint32_t GroupSearch<kBlocks, kSpill>::find_wide(ChildRange range, uint32_t slot) const {
   const uint32_t token = load_token(grid_ + static_cast<uint64_t>(step_) * batch_.num_slots + slot);
   const uint64_t best = table(step_).find(token);
   if (best == 0 || StepTable::slot_of(best) != slot) return kNoNode;  // empty, or an earlier slot has the token
-  if (step_ != 0 || !batch_.root_table) return find_child(batch_.trie, range, token);
+  if (step_ != 0 || !batch_.root_table) return find_child_outlined(batch_.trie, range, token);
   const uint32_t at = token >> batch_.root_shift;
   if (at >= batch_.root_places) return kNoNode;
   uint32_t low = simt::load_word(batch_.root_table + at), high = simt::load_word(batch_.root_table + at + 1);
   if (batch_.root_shift == 0) return low < high ? low : kNoNode;
   // The labels between agree above the shift, so their low halves tell.
   const uint32_t last = high;
+#pragma unroll 1
   while (low < high) {
     const uint32_t middle = low + ((high - low) >> 1);
     if (simt::load_word(batch_.trie.label_low + middle) < (token & 0xffff))

@@ -8,6 +8,7 @@ constexpr uint32_t kCrowdedBin = 64;  // past this many hits a bin, comparing th
 template <int kBlocks, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kSpill>::finish() {
   const uint32_t found = group_count(results().count);
+#pragma unroll 1
   for (uint32_t i = simt::thread(); i < kBinWords; i += simt::num_threads()) candidate_histogram(0)[i] = 0;
   uint64_t cut = 0;
   if (found > result_limit_) {
@@ -35,6 +36,7 @@ template <int kBlocks, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kSpill>::gather(uint64_t cut) {
   SearchControl& to = leader();
   const uint32_t count = *results().count;
+#pragma unroll 1
   for (uint32_t from = simt::thread() & ~31u; from < count; from += simt::num_threads()) {
     const uint32_t i = from + simt::lane();
     const uint64_t key = i < count ? results().keys[i] : 0;
@@ -69,12 +71,14 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::sort(uint32_t num_hits) {
   const uint32_t me = simt::thread(), lane = simt::lane();
   const uint32_t worst = ~control().worst_score, span = control().best_score - worst;
   int shift = 0;
+#pragma unroll 1
   while ((span >> shift) >= kBins) ++shift;
   auto bin_of = [&](uint64_t key) { return (static_cast<uint32_t>(key >> 32) - worst) >> shift; };
   uint32_t* counts = candidate_histogram(0);
   uint16_t* begins = reinterpret_cast<uint16_t*>(candidate_histogram(1));
 
   uint32_t most = 0;
+#pragma unroll 1
   for (uint32_t i = me; i < num_hits; i += simt::num_threads()) {
     const uint32_t bin = bin_of(keys[i]), half = 16 * (bin & 1);
     const uint32_t turn = (simt::atomic_add(&counts[bin >> 1], 1u << half) >> half) & 0xffff;
@@ -84,9 +88,11 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::sort(uint32_t num_hits) {
   most = simt::reduce_max(most);
   if (lane == 0) simt::atomic_max(&control().most_in_bin, most);
   simt::sync_block();
-  if (control().most_in_bin > kCrowdedBin) return sort_crowded(num_hits);
+  if (control().most_in_bin > kCrowdedBin) 
+    return sort_crowded_outlined<kBlocks, kSpill>(batch_, shared_, SearchState(*this), num_hits);
   sum_chunks<1>(counts, counts, control().result_totals);
   simt::sync_block();
+#pragma unroll 1
   for (uint32_t chunk = me >> 5; chunk < kChunks; chunk += simt::num_threads() >> 5) {
     const uint32_t above = simt::reduce_add(lane > chunk ? control().result_totals[lane] : 0);
     const uint32_t at = chunk * kChunkWords + kChunkWords - 1 - lane;
@@ -96,13 +102,16 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::sort(uint32_t num_hits) {
     begins[2 * at] = static_cast<uint16_t>(begin + upper);
   }
   simt::sync_block();
+#pragma unroll 1
   for (uint32_t i = me; i < num_hits; i += simt::num_threads())
     by_bin[begins[bin_of(keys[i])] + turns[i]] = static_cast<uint16_t>(i);
   simt::sync_block();
+#pragma unroll 1
   for (uint32_t at = me; at < num_hits; at += simt::num_threads()) {
     const uint64_t key = keys[by_bin[at]];
     const uint32_t bin = bin_of(key), begin = begins[bin], end = bin > 0 ? begins[bin - 1] : num_hits;
     uint32_t better = 0;
+#pragma unroll 1
     for (uint32_t other = begin; other < end; ++other) better += keys[by_bin[other]] > key;
     sorted[begin + better] = by_bin[at];
   }
@@ -115,12 +124,17 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::sort_crowded(uint32_t num_hits) {
   uint16_t* sorted = reinterpret_cast<uint16_t*>(bitmaps()) + kMaxBeamWidth;
   const uint64_t* keys = candidates().keys;
   uint32_t size = 2;
+#pragma unroll 1
   while (size < num_hits) size *= 2;
+#pragma unroll 1
   for (uint32_t i = simt::thread(); i < size; i += simt::num_threads()) sorted[i] = static_cast<uint16_t>(i);
   simt::sync_block();
   auto key_at = [&](uint32_t place) { return place < num_hits ? keys[place] : 0; };
+#pragma unroll 1
   for (uint32_t run = 2; run <= size; run *= 2) {
+#pragma unroll 1
     for (uint32_t by = run / 2; by > 0; by /= 2) {
+#pragma unroll 1
       for (uint32_t i = simt::thread(); i < size / 2; i += simt::num_threads()) {
         const uint32_t left = 2 * i - (i & (by - 1)), right = left + by;
         const uint16_t a = sorted[left], b = sorted[right];
@@ -142,6 +156,7 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::write_hits(uint32_t num_hits) {
   const uint64_t first_hit = static_cast<uint64_t>(query_) * batch_.result_capacity;
   uint32_t* tokens = batch_.hit_tokens + first_hit * batch_.max_depth;
   uint32_t written = 0;  // tokens of the rounds before
+#pragma unroll 1
   for (uint32_t from = 0; from < num_hits; from += simt::num_threads()) {
     const bool here = from + me < num_hits;
     const uint32_t place = here ? sorted[from + me] : 0;
@@ -155,11 +170,12 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::write_hits(uint32_t num_hits) {
     if (here) {
       const uint64_t key = candidates().keys[place];
       const uint64_t at = first_hit + from + me;
+      simt::touch(&batch_.trie.lines[key_node(key) >> 6]);
+      write_tokens(candidates().links()[place], depth, tokens + end - depth);
       batch_.key_ids[at] = key_id(batch_.trie, key_node(key));
       batch_.scores[at] = bits_float(candidates().first()[place]);
       batch_.normalised_scores[at] = key_score(key);
       batch_.token_ends[at] = end;
-      write_tokens(candidates().links()[place], depth, tokens + end - depth);
     }
     simt::sync_block();
   }
@@ -170,6 +186,7 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::write_hits(uint32_t num_hits) {
 template <int kBlocks, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kSpill>::write_tokens(uint32_t link, uint32_t depth, uint32_t* to) const {
   constexpr uint32_t kAtOnce = 8;
+#pragma unroll 1
   for (;;) {
     uint32_t slots[kAtOnce], tokens[kAtOnce];
 #pragma unroll

@@ -16,13 +16,52 @@ constexpr int kExpandPart = 1, kRowPart = 2;  // of a block's warps, for barrier
 
 enum SearchPhase { kPhaseBegin, kPhaseExpand, kPhaseWait, kPhasePrune, kPhaseCut, kPhaseSurvive, kPhaseFinish, kPhases };
 
+// What a thread knows of the search under way; the same in all threads of a group.
+struct SearchState {
+  // Of the query.
+  uint64_t grid_ = 0;  // its first slot
+  uint32_t query_ = 0, num_steps_ = 0, beam_width_ = 0, result_limit_ = 0;
+  uint64_t result_floor_ = 0;
+  // Of the step.
+  uint32_t step_ = 0, round_ = 0, num_beams_ = 0, num_label_groups_ = 0;
+  uint32_t floored_results_ = 0;  // results when their floor was last raised
+  uint64_t candidate_floor_ = 0;
+  bool is_last_ = false, can_end_ = false;
+  float end_logprob_ = 0, factor_ = 0;
+};
+
 template <int kBlocks, bool kSpill>
-class GroupSearch {
+class GroupSearch : private SearchState {
  public:
-  FT_DEVICE GroupSearch(const SearchBatch& batch, unsigned char* shared);
+  FT_DEVICE GroupSearch(const SearchBatch& batch, unsigned char* shared, const SearchState& state = SearchState());
   FT_DEVICE void run();
 
+  // Rare parts, each called through `outlined`, so that the code that always runs lies close together.
+  FT_DEVICE void prune();
+  FT_DEVICE void check_rows(uint32_t from);
+  FT_DEVICE void put_row(uint32_t row, uint32_t me, uint32_t num_threads);
+  FT_DEVICE uint64_t search_cut(const Pool& pool, uint32_t n);
+  FT_DEVICE void sort_crowded(uint32_t num_hits);
+  FT_DEVICE const SearchState& state() const { return *this; }
+  FT_DEVICE Pool candidates() const {
+    return {reinterpret_cast<uint64_t*>(large() + 16 * batch_.beam_capacity), &control().num_candidates[step_ & 1],
+            batch_.candidate_places};
+  }
+  FT_DEVICE Pool results() const {
+    unsigned char* at = large() + 16 * batch_.beam_capacity + kEntryBytes * batch_.candidate_places;
+    return {reinterpret_cast<uint64_t*>(at), &control().num_results, batch_.result_places};
+  }
+
  private:
+  // 32 label groups, one a lane.
+  struct Window {
+    simt::Quad labels;
+    uint32_t node;    // of the first of the eight labels
+    uint32_t beam;
+    uint32_t wanted;  // which of the eight are the beam's children; kFound: `node` itself is a match
+  };
+  static constexpr uint32_t kFound = 1u << 8;
+
   // What a warp has under way while it expands the frontier, from round to round.
   struct Cursor {
     uint32_t window;  // the next one to scan
@@ -38,20 +77,17 @@ class GroupSearch {
   FT_DEVICE void begin(uint32_t query);
   FT_DEVICE void step();
   FT_DEVICE void reset_round();
-  FT_DEVICE void put_row(uint32_t row, uint32_t me, uint32_t num_threads);
   FT_DEVICE void prepare_row();
-  FT_DEVICE void check_rows(uint32_t from);
-  FT_DEVICE void prune();
   FT_DEVICE void survive(uint64_t cut);
   FT_DEVICE void compact(const Pool& pool, uint32_t* histogram, uint64_t cut);
   FT_DEVICE uint64_t settle(const Pool& pool, const BinCut& cut, uint32_t n, int which);
-  FT_DEVICE uint64_t search_cut(const Pool& pool, uint32_t n);
   FT_DEVICE uint32_t group_sum(uint32_t value);
   FT_DEVICE uint32_t group_count(const uint32_t* count) const;
 
   // search_expand.cuh
   FT_DEVICE void expand(Cursor& cursor);
-  FT_DEVICE void scan(Cursor& cursor);
+  FT_DEVICE Window load_window(uint32_t at) const;
+  FT_DEVICE void test_window(const Window& window, Cursor& cursor) const;
   FT_DEVICE uint32_t find_beam(uint32_t group) const;
   FT_DEVICE uint32_t find_wide(ChildRange range, uint32_t slot) const;
   FT_DEVICE bool list_matches(Cursor& cursor);
@@ -66,7 +102,6 @@ class GroupSearch {
   FT_DEVICE void finish();
   FT_DEVICE void gather(uint64_t cut);
   FT_DEVICE void sort(uint32_t num_hits);
-  FT_DEVICE void sort_crowded(uint32_t num_hits);
   FT_DEVICE void write_hits(uint32_t num_hits);
   FT_DEVICE void write_tokens(uint32_t link, uint32_t depth, uint32_t* to) const;
 
@@ -97,14 +132,6 @@ class GroupSearch {
   FT_DEVICE uint32_t* beam_first() const { return reinterpret_cast<uint32_t*>(large()) + batch_.beam_capacity; }
   FT_DEVICE uint32_t* beam_last() const { return beam_first() + batch_.beam_capacity; }
   FT_DEVICE uint32_t* beam_start() const { return beam_last() + batch_.beam_capacity; }  // its first label group
-  FT_DEVICE Pool candidates() const {
-    return {reinterpret_cast<uint64_t*>(large() + 16 * batch_.beam_capacity), &control().num_candidates[step_ & 1],
-            batch_.candidate_places};
-  }
-  FT_DEVICE Pool results() const {
-    unsigned char* at = large() + 16 * batch_.beam_capacity + kEntryBytes * batch_.candidate_places;
-    return {reinterpret_cast<uint64_t*>(at), &control().num_results, batch_.result_places};
-  }
   // Row s is the frontier of step s + 1: parent << 16 | slot. The leader's.
   FT_DEVICE uint32_t* history(uint32_t row) const { return history_ + static_cast<uint64_t>(row) * batch_.beam_capacity; }
 
@@ -113,22 +140,49 @@ class GroupSearch {
   unsigned char* workspace_;
   uint32_t* history_;
 
-  // Of this query.
-  uint64_t grid_;  // its first slot
-  uint32_t query_, num_steps_, beam_width_, result_limit_;
-  uint64_t result_floor_;
-  // Of this step.
-  uint32_t step_, round_, num_beams_, num_label_groups_;
-  uint32_t floored_results_;  // results when their floor was last raised
-  uint64_t candidate_floor_;
-  bool is_last_, can_end_;
-  float end_logprob_, factor_;
   int64_t lap_start_;
 };
 
+FT_OUTLINE uint32_t load_other_token(const SearchBatch& batch, uint64_t at) {
+  if (batch.token_bytes == 2) return static_cast<const uint16_t*>(batch.tokens)[at];
+  // What 32 bits cannot hold is no token; -1 stays the padding that it is.
+  const int64_t token = static_cast<const int64_t*>(batch.tokens)[at];
+  return token >= -1 && token <= 0xffffffffll ? static_cast<uint32_t>(token) : 0xfffffffeu;
+}
+
+// The rare parts as functions of their own, on a copy of the state: a member function that is not inlined would keep
+// the state in memory for all others too.
 template <int kBlocks, bool kSpill>
-FT_DEVICE GroupSearch<kBlocks, kSpill>::GroupSearch(const SearchBatch& batch, unsigned char* shared)
-    : batch_(batch), shared_(shared) {
+FT_OUTLINE void prune_outlined(const SearchBatch& batch, unsigned char* shared, SearchState& state) {
+  GroupSearch<kBlocks, kSpill> search(batch, shared, state);
+  search.prune();
+  state = search.state();
+}
+template <int kBlocks, bool kSpill>
+FT_OUTLINE void check_rows_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState& state) {
+  GroupSearch<kBlocks, kSpill>(batch, shared, state).check_rows(state.step_ + 1);
+}
+template <int kBlocks, bool kSpill>
+FT_OUTLINE void put_row_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState& state, uint32_t row,
+                                 uint32_t me, uint32_t num_threads) {
+  GroupSearch<kBlocks, kSpill>(batch, shared, state).put_row(row, me, num_threads);
+}
+template <int kBlocks, bool kSpill>
+FT_OUTLINE uint64_t search_cut_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState& state,
+                                        uint32_t n, int which) {
+  GroupSearch<kBlocks, kSpill> search(batch, shared, state);
+  return search.search_cut(which == 0 ? search.candidates() : search.results(), n);
+}
+template <int kBlocks, bool kSpill>
+FT_OUTLINE void sort_crowded_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState& state,
+                                      uint32_t num_hits) {
+  GroupSearch<kBlocks, kSpill>(batch, shared, state).sort_crowded(num_hits);
+}
+
+template <int kBlocks, bool kSpill>
+FT_DEVICE GroupSearch<kBlocks, kSpill>::GroupSearch(const SearchBatch& batch, unsigned char* shared,
+                                                    const SearchState& state)
+    : SearchState(state), batch_(batch), shared_(shared) {
   static_assert(kBlocks == 1 || !kSpill, "a cluster reaches shared memory only");
   const uint64_t group = simt::block() / kBlocks;
   workspace_ = batch.workspace + group * batch.workspace_bytes;
@@ -147,6 +201,7 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::run() {
   const bool persistent = batch_.num_queries > num_groups;
   const bool leads = simt::rank<kBlocks>() == 0 && simt::thread() == 0;
   uint32_t query = simt::block() / kBlocks;
+#pragma unroll 1
   while (query < batch_.num_queries) {
     uint32_t next = kNoSlot;
     if (persistent && leads) next = num_groups + simt::atomic_add(&batch_.counters[0], 1);
@@ -164,6 +219,7 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::run() {
 template <int kBlocks, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kSpill>::search(uint32_t query) {
   begin(query);
+#pragma unroll 1
   for (step_ = 0; step_ < num_steps_; ++step_) {
     if (step_ > 0) {
       const uint64_t frontier = leader().frontier[step_ & 1];
@@ -173,7 +229,7 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::search(uint32_t query) {
     if (num_beams_ == 0) break;
     step();
   }
-  check_rows(step_ + 1);
+  if (step_ + 1 < num_steps_) check_rows_outlined<kBlocks, kSpill>(batch_, shared_, SearchState(*this));
   finish();
   lap(kPhaseFinish);
 }
@@ -191,8 +247,10 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::begin(uint32_t query) {
   grid_ = static_cast<uint64_t>(query) * batch_.num_steps * batch_.num_slots;
   table(0).clear(me, simt::num_threads());
   table(1).clear(me, simt::num_threads());
+#pragma unroll 1
   for (uint32_t i = me; i < 3 * kBinWords; i += simt::num_threads()) histograms()[i] = 0;
   // All but next_query, which a slower thread may still have to read.
+#pragma unroll 1
   for (uint32_t i = me; i < offsetof(SearchControl, next_query) / 4; i += simt::num_threads())
     reinterpret_cast<uint32_t*>(&control())[i] = 0;
   const ChildRange root = {1, batch_.root_last};
@@ -208,7 +266,7 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::begin(uint32_t query) {
   result_floor_ = 0;
   floored_results_ = 0;
   simt::sync_block();
-  if (num_steps_ > 0) put_row(0, me, simt::num_threads());
+  if (num_steps_ > 0) put_row_outlined<kBlocks, kSpill>(batch_, shared_, SearchState(*this), 0, me, simt::num_threads());
   simt::sync_group<kBlocks>();
   lap(kPhaseBegin);
 }
@@ -225,6 +283,7 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::step() {
   const uint32_t expanding = num_warps - kRowWarps;
   Cursor cursor{simt::rank<kBlocks>() * expanding + (me >> 5), 0, 0, 0, 0, 0, false};
   bool has_row = is_last_;
+#pragma unroll 1
   for (;;) {
     reset_round();
     if ((me >> 5) < expanding) {
@@ -241,7 +300,11 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::step() {
     ++round_;
     if (again == 0) break;
     simt::sync_block();  // the flags have been read
-    if (again & kPoolFull) prune();
+    if (again & kPoolFull) {
+      SearchState state(*this);
+      prune_outlined<kBlocks, kSpill>(batch_, shared_, state);
+      static_cast<SearchState&>(*this) = state;
+    }
     lap(kPhasePrune);
   }
 
@@ -290,9 +353,10 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::prepare_row() {
   constexpr uint32_t kThreads = 32 * kRowWarps;
   const uint32_t me = simt::thread() - (simt::num_threads() - kThreads);
   table(step_ + 1).clear(me, kThreads);
+#pragma unroll 1
   for (uint32_t i = me; i < kBinWords; i += kThreads) candidate_histogram(step_ + 1)[i] = 0;
   simt::sync_part(kRowPart, kThreads);
-  put_row(step_ + 1, me, kThreads);
+  put_row_outlined<kBlocks, kSpill>(batch_, shared_, SearchState(*this), step_ + 1, me, kThreads);
 }
 
 // Puts a row into its table and looks for the end of sequence in the row behind it, since what ends at step `row`
@@ -302,6 +366,7 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::put_row(uint32_t row, uint32_t me, 
   constexpr uint32_t kAtOnce = 4;  // loads that overlap
   const StepTable to = table(row);
   const uint64_t at = grid_ + static_cast<uint64_t>(row) * batch_.num_slots;
+#pragma unroll 1
   for (uint32_t from = me; from < batch_.num_slots; from += kAtOnce * num_threads) {
     uint32_t tokens[kAtOnce];
     float logprobs[kAtOnce];
@@ -332,6 +397,7 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::put_row(uint32_t row, uint32_t me, 
     }
   }
   if (batch_.search.eos == kNoToken || row + 1 >= num_steps_) return;
+#pragma unroll 1
   for (uint32_t slot = me; slot < batch_.num_slots; slot += num_threads) {
     const uint64_t behind = at + batch_.num_slots + slot;
     if (load_token(behind) != batch_.search.eos) continue;
@@ -346,6 +412,7 @@ template <int kBlocks, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kSpill>::check_rows(uint32_t from) {
   if (from >= num_steps_ || simt::rank<kBlocks>() != 0) return;
   const uint64_t end = static_cast<uint64_t>(num_steps_) * batch_.num_slots;
+#pragma unroll 1
   for (uint64_t i = static_cast<uint64_t>(from) * batch_.num_slots + simt::thread(); i < end; i += simt::num_threads())
     if (!(load_logprob(grid_ + i) < INFINITY)) simt::atomic_max(&control().bad_slot, ~static_cast<uint32_t>(i));
 }
@@ -375,8 +442,9 @@ template <int kBlocks, bool kSpill>
 FT_DEVICE uint64_t GroupSearch<kBlocks, kSpill>::settle(const Pool& pool, const BinCut& cut, uint32_t n, int which) {
   if (cut.all) return 0;
   if (cut.wanted == 0) return bin_start(cut.bin + 1);
-  if (cut.in_bin > kMaxTies) return search_cut(pool, n);
+  if (cut.in_bin > kMaxTies) return search_cut_outlined<kBlocks, kSpill>(batch_, shared_, SearchState(*this), n, which);
   const uint32_t count = *pool.count;
+#pragma unroll 1
   for (uint32_t i = simt::thread(); i < count; i += simt::num_threads()) {
     const uint64_t key = pool.keys[i];
     if (score_bin(key) != cut.bin) continue;
@@ -384,9 +452,11 @@ FT_DEVICE uint64_t GroupSearch<kBlocks, kSpill>::settle(const Pool& pool, const 
     for (int b = 0; b < kBlocks; ++b) simt::in_block<kBlocks>(ties(), b)[at] = key;
   }
   simt::sync_group<kBlocks>();
+#pragma unroll 1
   for (uint32_t i = simt::thread(); i < cut.in_bin; i += simt::num_threads()) {
     const uint64_t key = ties()[i];
     uint32_t better = 0;
+#pragma unroll 1
     for (uint32_t other = 0; other < cut.in_bin; ++other) better += ties()[other] > key;
     if (better == cut.wanted - 1) control().cut = key;
   }
@@ -399,9 +469,11 @@ template <int kBlocks, bool kSpill>
 FT_DEVICE uint64_t GroupSearch<kBlocks, kSpill>::search_cut(const Pool& pool, uint32_t n) {
   const uint32_t count = *pool.count;
   uint64_t cut = 0;
+#pragma unroll 1
   for (int bit = 63; bit >= 0; --bit) {
     const uint64_t trial = cut | (uint64_t(1) << bit);
     uint32_t above = 0;
+#pragma unroll 1
     for (uint32_t i = simt::thread(); i < count; i += simt::num_threads()) above += pool.keys[i] >= trial;
     if (group_sum(above) >= n) cut = trial;
   }
@@ -440,7 +512,9 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::compact(const Pool& pool, uint32_t*
   const uint32_t me = simt::thread(), count = *pool.count;
   simt::sync_block();
   if (me == 0) *pool.count = 0;
+#pragma unroll 1
   for (uint32_t i = me; i < kBinWords; i += simt::num_threads()) histogram[i] = 0;
+#pragma unroll 1
   for (uint32_t from = 0; from < count; from += simt::num_threads()) {
     const uint32_t i = from + me;
     const bool here = i < count;
@@ -456,6 +530,7 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::compact(const Pool& pool, uint32_t*
 template <int kBlocks, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kSpill>::survive(uint64_t cut) {
   const uint32_t count = *candidates().count, lane = simt::lane();
+#pragma unroll 1
   for (uint32_t from = simt::thread() & ~31u; from < count; from += simt::num_threads()) {
     const uint32_t i = from + lane;
     const uint64_t key = i < count ? candidates().keys[i] : 0;
@@ -490,10 +565,7 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::survive(uint64_t cut) {
 template <int kBlocks, bool kSpill>
 FT_DEVICE uint32_t GroupSearch<kBlocks, kSpill>::load_token(uint64_t at) const {
   if (batch_.token_bytes == 4) return static_cast<const uint32_t*>(batch_.tokens)[at];
-  if (batch_.token_bytes == 2) return static_cast<const uint16_t*>(batch_.tokens)[at];
-  // What 32 bits cannot hold is no token; -1 stays the padding that it is.
-  const int64_t token = static_cast<const int64_t*>(batch_.tokens)[at];
-  return token >= -1 && token <= 0xffffffffll ? static_cast<uint32_t>(token) : 0xfffffffeu;
+  return load_other_token(batch_, at);
 }
 
 template <int kBlocks, bool kSpill>

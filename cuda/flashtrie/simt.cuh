@@ -12,6 +12,7 @@
 #else
 
 #define FT_DEVICE __device__ __forceinline__
+#define FT_OUTLINE __device__ __noinline__  // rare, and better not between what is not
 
 namespace flashtrie {
 namespace simt {

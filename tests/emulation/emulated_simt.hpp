@@ -14,6 +14,7 @@
 #include <vector>
 
 #define FT_DEVICE inline
+#define FT_OUTLINE inline
 
 namespace flashtrie {
 namespace simt {
