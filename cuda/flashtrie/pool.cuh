@@ -31,15 +31,17 @@ FT_HD uint64_t bin_start(uint32_t bin) {
   return bin == 0 ? 0 : static_cast<uint64_t>(bin + kLowestBin) << (32 + kBinShift);
 }
 
-// Entries as parallel arrays. What link, first and second mean is the owner's business.
+// Entries as parallel arrays, one behind the other. What link, first and second mean is the owner's business.
 struct Pool {
   uint64_t* keys;
-  uint32_t* links;
-  uint32_t* first;
-  uint32_t* second;
   uint32_t* count;  // shared; never above capacity
   uint32_t capacity;
+
+  FT_HD uint32_t* links() const { return reinterpret_cast<uint32_t*>(keys + capacity); }
+  FT_HD uint32_t* first() const { return links() + capacity; }
+  FT_HD uint32_t* second() const { return first() + capacity; }
 };
+constexpr uint32_t kEntryBytes = 20;
 
 // Where the n-th best lies.
 struct BinCut {
@@ -59,6 +61,7 @@ FT_DEVICE void count_in_bin(uint32_t* histogram, uint64_t key) {
 template <int kBlocks>
 FT_DEVICE void sum_chunks(uint32_t* histogram, uint32_t* combined, uint32_t* totals) {
   const uint32_t lane = simt::lane();
+#pragma unroll 1
   for (uint32_t chunk = simt::thread() >> 5; chunk < kChunks; chunk += simt::num_threads() >> 5) {
     const uint32_t at = chunk * kChunkWords + lane;
     uint32_t word;
@@ -87,11 +90,10 @@ FT_DEVICE uint32_t inclusive_scan(uint32_t value) {
   return value;
 }
 
-// After sum_chunks and a barrier; every warp works it out for itself.
-FT_DEVICE BinCut locate_cut(const uint32_t* histogram, const uint32_t* totals, uint32_t n) {
+// Where the n-th best lies, for a whole warp. `mine`: entries of chunk kChunks - 1 - lane.
+FT_DEVICE BinCut locate_cut(const uint32_t* histogram, uint32_t mine, uint32_t n) {
   const uint32_t lane = simt::lane();
   BinCut cut{0, 0, 0, true};
-  const uint32_t mine = totals[kChunks - 1 - lane];
   const uint32_t upto = inclusive_scan(mine);
   uint32_t votes = simt::ballot(upto > n);
   if (votes == 0) return cut;
@@ -118,6 +120,26 @@ FT_DEVICE BinCut locate_cut(const uint32_t* histogram, const uint32_t* totals, u
     cut.in_bin = lower;
   }
   return cut;
+}
+
+// After sum_chunks and a barrier; every warp works it out for itself.
+FT_DEVICE BinCut locate_cut(const uint32_t* histogram, const uint32_t* totals, uint32_t n) {
+  return locate_cut(histogram, totals[kChunks - 1 - simt::lane()], n);
+}
+
+// A bin below which nothing is among the n best, by one warp while others still count: counts only grow, so what is
+// read is at worst too low a bin.
+FT_DEVICE uint32_t floor_bin(const uint32_t* histogram, uint32_t n) {
+  const uint32_t lane = simt::lane();
+  const uint32_t* chunk = histogram + (kChunks - 1 - lane) * kChunkWords;
+  uint32_t mine = 0;
+#pragma unroll 4
+  for (uint32_t i = 0; i < kChunkWords; ++i) {
+    const uint32_t word = chunk[(i + lane) % kChunkWords];  // each lane in another bank
+    mine += (word & 0xffff) + (word >> 16);
+  }
+  const BinCut cut = locate_cut(histogram, mine, n);
+  return cut.all ? 0 : cut.wanted == 0 ? cut.bin + 1 : cut.bin;
 }
 
 }  // namespace flashtrie

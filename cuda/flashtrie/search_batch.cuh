@@ -6,7 +6,8 @@
 
 namespace flashtrie {
 
-constexpr uint32_t kQueuePlaces = 64;  // matches that wait, a warp
+constexpr uint32_t kMatchPlaces = 2048;  // matches that wait to be judged, a block; at least one window's 256
+constexpr uint32_t kRowWarps = 4;        // warps that prepare the next row while the others expand
 constexpr uint32_t kMaxBeamWidth = 4096;
 constexpr uint32_t kMaxSlots = 4096;
 constexpr uint32_t kNoSlot = 0xffffffffu;
@@ -43,22 +44,29 @@ struct SearchBatch {
   uint32_t logprob_bytes;        // 2 or 4
   uint32_t beam_capacity;        // at least every beam width; a multiple of 4, as the next two
   uint32_t result_capacity;      // at least every result limit
-  uint32_t candidate_places;     // at least both capacities and kMinBudget more
-  uint32_t result_places;        // at least result_capacity and kMinBudget more
+  uint32_t candidate_places;     // at least both capacities and 2 kPoolSlack more
+  uint32_t result_places;        // at least result_capacity and 2 kPoolSlack more
   int32_t log2_table;            // places of a step table: at least twice num_slots
   uint32_t reserved;
 };
 
-constexpr uint32_t kMinBudget = 256;  // matches that may be judged between two prunings, at least
+// Free places of a pool below which no warp starts another 32 matches: all warps may have begun some.
+constexpr uint32_t kPoolSlack = 640;
+
+constexpr uint32_t kMoreWindows = 1, kPoolFull = 2;
 
 // State of one block that its threads share.
 struct SearchControl {
   uint64_t frontier[2];        // by step parity, the leader's: beams, and their label groups << 32
   uint64_t cut;
-  uint32_t full[2];            // by round parity: a budget ran out
-  uint32_t matches[2];         // by round parity: taken from the budget
+  uint32_t again[2];           // by round parity: kMoreWindows, kPoolFull, of any block of the group
+  uint32_t stopped[2];         // by round parity: a warp of this block has unjudged matches left
+  uint32_t num_matches[2];     // by round parity: places of the match list asked for
+  uint32_t no_matches[2];      // by round parity: complement of the first place not granted; 0: all were
   uint32_t num_candidates[2];  // by step parity
+  uint32_t candidate_floor[2]; // by step parity: a bin below which no candidate can survive, but for later ones
   uint32_t num_results;
+  uint32_t result_floor;       // the same for results
   uint32_t num_ties[2];        // the leader's; candidates, results
   uint32_t end_logprobs[4];    // by step: ordered log-prob of the end of sequence, 0 where not proposed
   uint32_t bad_slot;           // complement of the first slot with a NaN or +inf; 0: none
@@ -69,25 +77,22 @@ struct SearchControl {
   uint32_t next_query;  // the last, and not cleared between queries
 };
 
-// Bytes of each part of a block's shared memory, in order. Everything is a multiple of 16.
-struct SearchSizes {
-  uint32_t control, bitmaps, histograms, ties, tables, queues;
-  uint64_t frontier, candidates, results, history;
+// Where the parts of a block's shared memory begin, in bytes. First those of fixed size, then the step tables, then,
+// unless they are in the workspace, the frontier, both pools and the history.
+template <int kBlocks>
+struct SharedPlaces {
+  static constexpr uint32_t kBitmaps = (sizeof(SearchControl) + 15) / 16 * 16;
+  static constexpr uint32_t kHistograms = kBitmaps + 2 * kBitmapWords * 4;
+  static constexpr uint32_t kTies = kHistograms + (kBlocks == 1 ? 3 : 5) * kBinWords * 4;
+  static constexpr uint32_t kMatches = kTies + kMaxTies * 8;
+  static constexpr uint32_t kTables = kMatches + kMatchPlaces * 8;
 
-  FT_HD SearchSizes(const SearchBatch& batch, uint32_t num_threads, uint32_t num_blocks) {
-    control = (sizeof(SearchControl) + 15) / 16 * 16;
-    bitmaps = 2 * kBitmapWords * 4;
-    histograms = (num_blocks == 1 ? 3 : 5) * kBinWords * 4;
-    ties = kMaxTies * 8;
-    tables = 2 * (12u << batch.log2_table);
-    queues = num_threads / 32 * kQueuePlaces * 8;
-    frontier = 16ull * batch.beam_capacity;
-    candidates = 20ull * batch.candidate_places;
-    results = 20ull * batch.result_places;
-    history = batch.history ? 0 : 4ull * batch.beam_capacity * (batch.max_depth > 0 ? batch.max_depth - 1 : 0);
+  FT_HD static uint32_t large(const SearchBatch& batch) { return kTables + 2 * (12u << batch.log2_table); }
+  FT_HD static uint64_t large_bytes(const SearchBatch& batch) {
+    const uint64_t rows = batch.history || batch.max_depth == 0 ? 0 : batch.max_depth - 1;
+    return 16ull * batch.beam_capacity + uint64_t(kEntryBytes) * (batch.candidate_places + batch.result_places) +
+           4 * rows * batch.beam_capacity;
   }
-  FT_HD uint64_t fixed() const { return control + bitmaps + histograms + ties + tables + queues; }
-  FT_HD uint64_t large() const { return frontier + candidates + results + history; }
 };
 
 // First child of the root with a label of at least `place << shift`.

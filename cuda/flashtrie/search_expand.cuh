@@ -3,83 +3,155 @@
 
 namespace flashtrie {
 
-// Scans this warp's windows and judges what matches. Comes back early when a budget ran out; called again with the same
-// cursor after pruning, it goes on where it stopped.
+constexpr uint32_t kFloorEvery = 512;  // new entries of a pool after which its floor is raised
+
+// One round of a warp: it scans until its windows or the match list are used up, and judges its share of the list until
+// that or a pool is. What remains is for the next round.
 template <int kBlocks, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kSpill>::expand(Cursor& cursor) {
-  const uint32_t stride = kBlocks * (simt::num_threads() >> 5);
-  for (;;) {
-    const uint32_t votes = simt::ballot(cursor.mask != 0);
-    const bool scans = cursor.window * 32 < num_label_groups_;
-    if (cursor.queued >= 32 || (votes == 0 && !scans)) {
-      if (cursor.queued == 0 || !judge(cursor)) return;
-    } else if (votes == 0) {
-      scan(cursor);
-      cursor.window += stride;
-    } else {
-      if (cursor.mask != 0) {
-        const uint32_t node = cursor.node + simt::lowest_one(cursor.mask);
-        cursor.mask &= cursor.mask - 1;
-        queue_[cursor.queued + simt::count_ones(votes & simt::lanes_below())] =
-            static_cast<uint64_t>(cursor.beam) << 32 | node;
+  const uint32_t num_warps = (simt::num_threads() >> 5) - kRowWarps;
+  if (!cursor.resumes) {
+    Window window{};  // the next one is loaded while this one is tested
+#pragma unroll 1
+    for (bool loaded = false;;) {
+      const bool more = cursor.window * 32 < num_label_groups_;
+      Window next{};
+      if (more) next = load_window(cursor.window);
+      if (loaded) test_window(window, cursor);
+      if (simt::any(cursor.mask != 0) && !list_matches(cursor)) {
+        call_again(kMoreWindows);
+        break;
       }
-      cursor.queued += simt::count_ones(votes);
-      simt::sync_warp();
+      if (!more) break;
+      window = next;
+      loaded = true;
+      cursor.window += kBlocks * num_warps;
     }
+    simt::sync_part(kExpandPart, 32 * num_warps);
+    const uint32_t granted = ~control().no_matches[round_ & 1], asked = control().num_matches[round_ & 1];
+    cursor.num_matches = asked < granted ? asked : granted;
+    cursor.judge_at = simt::thread() & ~31u;
+  } else if (simt::any(cursor.mask != 0) || cursor.window * 32 < num_label_groups_) {
+    call_again(kMoreWindows);
+  }
+#pragma unroll 1
+  for (; cursor.judge_at < cursor.num_matches; cursor.judge_at += 32 * num_warps) {
+    if (simt::any(is_full())) {
+      if (simt::lane() == 0) control().stopped[round_ & 1] = 1;
+      call_again(kPoolFull);
+      return;
+    }
+    judge(cursor.judge_at, cursor.num_matches);
   }
 }
 
-// One label group a lane: which of its eight labels share their low half with a proposal.
 template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::scan(Cursor& cursor) {
-  const uint32_t lane = simt::lane();
-  const uint32_t from = cursor.window * 32;
+FT_DEVICE void GroupSearch<kBlocks, kSpill>::call_again(uint32_t why) {
+  if (simt::lane() != 0) return;
+  for (int b = 0; b < kBlocks; ++b) simt::atomic_or(&simt::in_block<kBlocks>(&control(), b)->again[round_ & 1], why);
+}
+
+// Whether a pool could overflow if every warp of the block added 32 entries now.
+template <int kBlocks, bool kSpill>
+FT_DEVICE bool GroupSearch<kBlocks, kSpill>::is_full() const {
+  return *candidates().count + kPoolSlack > candidates().capacity || *results().count + kPoolSlack > results().capacity;
+}
+
+// Puts the matches of a scanned window into the block's list. False, and nothing listed, where there is no room.
+template <int kBlocks, bool kSpill>
+FT_DEVICE bool GroupSearch<kBlocks, kSpill>::list_matches(Cursor& cursor) {
+  uint32_t votes[8], total = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    votes[i] = simt::ballot((cursor.mask >> i) & 1);
+    total += simt::count_ones(votes[i]);
+  }
+  uint32_t at = 0;
+  if (simt::lane() == 0) {
+    at = simt::atomic_add(&control().num_matches[round_ & 1], total);
+    if (at + total > kMatchPlaces) simt::atomic_max(&control().no_matches[round_ & 1], ~at);
+  }
+  at = simt::shuffle(at, 0);
+  if (at + total > kMatchPlaces) return false;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if ((cursor.mask >> i) & 1)
+      matches()[at + simt::count_ones(votes[i] & simt::lanes_below())] =
+          static_cast<uint64_t>(cursor.beam) << 32 | (cursor.node + i);
+    at += simt::count_ones(votes[i]);
+  }
+  cursor.mask = 0;
+  return true;
+}
+
+// Begins to load a window, one label group a lane.
+template <int kBlocks, bool kSpill>
+FT_DEVICE typename GroupSearch<kBlocks, kSpill>::Window GroupSearch<kBlocks, kSpill>::load_window(uint32_t at) const {
+  const uint32_t from = at * 32, group = from + simt::lane();
   uint32_t beam = find_beam(from);
   // Every beam has a group, so at most 32 beams share a window: one bit for each that starts in it.
-  const uint32_t next = beam + 1 + lane;
-  const uint32_t offset = next < num_beams_ ? beam_start_[next] - from : 32;
+  const uint32_t next = beam + 1 + simt::lane();
+  const uint32_t offset = next < num_beams_ ? beam_start()[next] - from : 32;
   const uint32_t starts = simt::reduce_or(offset < 32 ? 1u << offset : 0);
   beam += simt::count_ones(starts & (simt::lanes_below() << 1 | 1));
-  const uint32_t group = from + lane;
-  cursor.mask = 0;
-  cursor.beam = beam;
-  if (group >= num_label_groups_) return;
-  const ChildRange range = {beam_first_[beam], beam_last_[beam]};
-  const uint32_t place = group - beam_start_[beam];
-  const StepTable row = table(step_);
+  Window window{};
+  window.beam = beam;
+  if (group >= num_label_groups_) return window;
+  const ChildRange range = {beam_first()[beam], beam_last()[beam]};
+  const uint32_t place = group - beam_start()[beam];
   if ((step_ == 0 && batch_.root_table) || is_wide(range)) {
-    cursor.node = find_wide(range, place);
-    cursor.mask = cursor.node != kNoNode;
-    return;
+    window.node = find_wide(range, place);
+    window.wanted = window.node != kNoNode ? kFound : 0;
+    return window;
   }
   const uint32_t base = ((range.first >> 3) + place) << 3;
-  const simt::Quad labels = simt::load_quad(batch_.trie.label_low + base);
+  window.node = base;
+  window.labels = simt::load_quad(batch_.trie.label_low + base);
+  // The eight share a line, which whoever judges a match of them reads next.
+  simt::touch(&batch_.trie.lines[base >> 6]);
+  if (batch_.trie.high_width > 0) simt::touch(&batch_.trie.high_flags[base >> 6]);
   const uint32_t begin = range.first > base ? range.first - base : 0;
   const uint32_t end = range.last - base < 8 ? range.last - base : 8;
-  const uint32_t pairs[4] = {labels.x, labels.y, labels.z, labels.w};
+  window.wanted = (1u << end) - (1u << begin);
+  return window;
+}
+
+// Which of a group's labels share their low half with a proposal.
+template <int kBlocks, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kSpill>::test_window(const Window& window, Cursor& cursor) const {
+  cursor.beam = window.beam;
+  cursor.node = window.node;
+  cursor.mask = window.wanted == kFound;
+  if (!simt::any(window.wanted != 0 && window.wanted != kFound)) return;
+  const uint32_t* bitmap = table(step_).bitmap;
+  const uint32_t pairs[4] = {window.labels.x, window.labels.y, window.labels.z, window.labels.w};
   uint32_t mask = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    mask |= static_cast<uint32_t>(bitmap_test(row.bitmap, pairs[i] & 0xffff)) << (2 * i);
-    mask |= static_cast<uint32_t>(bitmap_test(row.bitmap, pairs[i] >> 16)) << (2 * i + 1);
+    mask |= static_cast<uint32_t>(bitmap_test(bitmap, pairs[i] & 0xffff)) << (2 * i);
+    mask |= static_cast<uint32_t>(bitmap_test(bitmap, pairs[i] >> 16)) << (2 * i + 1);
   }
-  cursor.mask = mask & ((1u << end) - (1u << begin));
-  cursor.node = base;
+  if (window.wanted != kFound) cursor.mask = mask & window.wanted;
 }
 
 // The last beam that starts at or before a label group, by a search of the whole warp.
 template <int kBlocks, bool kSpill>
 FT_DEVICE uint32_t GroupSearch<kBlocks, kSpill>::find_beam(uint32_t group) const {
   uint32_t beam = 0, span = num_beams_;
+#pragma unroll 1
   while (span > 1) {
     const uint32_t stride = (span + 31) >> 5;
     const uint32_t probe = beam + simt::lane() * stride;
-    const bool before = simt::lane() * stride < span && beam_start_[probe] <= group;
+    const bool before = simt::lane() * stride < span && beam_start()[probe] <= group;
     beam += (simt::count_ones(simt::ballot(before)) - 1) * stride;
     const uint32_t left = num_beams_ - beam;
     span = stride < left ? stride : left;
   }
   return beam;
+}
+
+FT_OUTLINE uint32_t find_child_outlined(const TrieView& trie, ChildRange range, uint32_t token) {
+  return find_child(trie, range, token);
 }
 
 // The child of a node with a very large fan-out that a slot's token leads to, or kNoNode.
@@ -88,12 +160,14 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kSpill>::find_wide(ChildRange range, uin
   const uint32_t token = load_token(grid_ + static_cast<uint64_t>(step_) * batch_.num_slots + slot);
   const uint64_t best = table(step_).find(token);
   if (best == 0 || StepTable::slot_of(best) != slot) return kNoNode;  // empty, or an earlier slot has the token
-  if (step_ != 0 || !batch_.root_table) return find_child(batch_.trie, range, token);
+  if (step_ != 0 || !batch_.root_table) return find_child_outlined(batch_.trie, range, token);
   const uint32_t at = token >> batch_.root_shift;
   if (at >= batch_.root_places) return kNoNode;
   uint32_t low = simt::load_word(batch_.root_table + at), high = simt::load_word(batch_.root_table + at + 1);
+  if (batch_.root_shift == 0) return low < high ? low : kNoNode;
   // The labels between agree above the shift, so their low halves tell.
   const uint32_t last = high;
+#pragma unroll 1
   while (low < high) {
     const uint32_t middle = low + ((high - low) >> 1);
     if (simt::load_word(batch_.trie.label_low + middle) < (token & 0xffff))
@@ -104,40 +178,25 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kSpill>::find_wide(ChildRange range, uin
   return low < last && simt::load_word(batch_.trie.label_low + low) == (token & 0xffff) ? low : kNoNode;
 }
 
-// Takes up to 32 matches from the queue, one a lane, and puts what is a candidate or a result into the pools. False,
-// and nothing taken, when the budget is used up. Three reads deep: the node's line and label; then the high
-// part and the louds words, side by side.
+// Judges 32 matches of the list, one a lane, and puts what is a candidate or a result into the pools. Two reads
+// deep behind the scan: the node's line and label, touched by the scan; then the high part and the louds words.
 template <int kBlocks, bool kSpill>
-FT_DEVICE bool GroupSearch<kBlocks, kSpill>::judge(Cursor& cursor) {
+FT_DEVICE void GroupSearch<kBlocks, kSpill>::judge(uint32_t at, uint32_t num_matches) {
   const TrieView& trie = batch_.trie;
-  const uint32_t lane = simt::lane();
-  const uint32_t taken = cursor.queued < 32 ? cursor.queued : 32;
-  const uint64_t entry = lane < taken ? queue_[cursor.queued - taken + lane] : 0;
-  const uint32_t node = static_cast<uint32_t>(entry), beam = static_cast<uint32_t>(entry >> 32);
+  const bool here = at + simt::lane() < num_matches;
+  const uint64_t match = here ? matches()[at + simt::lane()] : 0;
+  const uint32_t node = static_cast<uint32_t>(match), beam = static_cast<uint32_t>(match >> 32);
   const unsigned char* line = reinterpret_cast<const unsigned char*>(&trie.lines[node >> 6]);
   const simt::Quad bits = simt::load_quad(line);
   const simt::Quad ranks = simt::load_quad(line + 16);  // terminal_rank, first_child, wide, high_rank
   const uint32_t low = simt::load_word(trie.label_low + node);
   const uint64_t flags = trie.high_width > 0 ? simt::load_word(trie.high_flags + (node >> 6)) : 0;
 
-  // Only where the pools could overflow in this round at all: every match costs one of the budget.
-  if (num_label_groups_ > budget_ >> 3) {
-    uint32_t before = 0;
-    if (lane == 0) before = simt::atomic_add(&control_->matches[round_ & 1], taken);
-    if (simt::shuffle(before, 0) + taken > budget_) {
-      if (lane == 0)
-        for (int b = 0; b < kBlocks; ++b) simt::in_block<kBlocks>(control_, b)->full[round_ & 1] = 1;
-      return false;
-    }
-  }
-  cursor.queued -= taken;
-  simt::sync_warp();
-
   const uint32_t bit = node & 63;
   const bool is_high = (flags >> bit) & 1;
   const bool terminal = ((bits.x | static_cast<uint64_t>(bits.y) << 32) >> bit) & 1;
   const bool leaf = ((bits.z | static_cast<uint64_t>(bits.w) << 32) >> bit) & 1;
-  const bool grows = lane < taken && !leaf && !is_last_;
+  const bool grows = here && !leaf && !is_last_;
   uint64_t high_words[2] = {0, 0};
   uint64_t high_bit = 0;
   if (is_high) {
@@ -157,39 +216,64 @@ FT_DEVICE bool GroupSearch<kBlocks, kSpill>::judge(Cursor& cursor) {
     token |= static_cast<uint32_t>(high & ((uint64_t(1) << trie.high_width) - 1)) << 16;
   }
   const StepTable row = table(step_);
-  const uint64_t best = lane < taken ? row.find(token) : 0;
+  const uint64_t best = here ? row.find(token) : 0;
   float score = 0;
-  if (best != 0) score = beam_scores_[beam] + StepTable::logprob_of(best);
+  if (best != 0) score = beam_scores()[beam] + StepTable::logprob_of(best);
   const bool passes = best != 0 && score > batch_.search.sequence_threshold;
   const uint32_t link = beam << 16 | StepTable::slot_of(best);
 
   const float total = batch_.search.eos == kNoToken ? score : score + end_logprob_;
   const uint64_t result_key = rank_key(total * factor_, node);
-  push(results_, result_histogram(), passes && terminal && can_end_ && result_key >= result_floor_, result_key, link,
-       float_bits(total), step_ + 1);
+  const bool answers = passes && terminal && can_end_ && result_key >= result_floor_ &&
+                       score_bin(result_key) >= control().result_floor;
+  const uint32_t num_results =
+      push(results(), result_histogram(), answers, result_key, link, float_bits(total), step_ + 1);
+  if (num_results >= kFloorEvery && num_results > result_limit_)
+    raise_floor(result_histogram(), result_limit_, &control().result_floor);
+
   const uint64_t key = rank_key(score, node);
-  const bool competes = passes && grows && key >= candidate_floor_;
+  const bool competes = passes && grows && key >= candidate_floor_ &&
+                        score_bin(key) >= control().candidate_floor[step_ & 1];
   ChildRange range{0, 0};
-  if (competes) range = window.resolve(trie, node, ranks.y, ranks.z);
-  push(candidates_, candidate_histogram(step_), competes, key, link, range.first, range.last);
-  return true;
+  if (competes) {
+    range = window.resolve(trie, node, ranks.y, ranks.z);
+    // What the next step scans, should this one survive.
+    simt::prefetch(trie.label_low + range.first);
+    simt::prefetch(&trie.lines[range.first >> 6]);
+    if (trie.high_width > 0) simt::prefetch(&trie.high_flags[range.first >> 6]);
+  }
+  const uint32_t num_candidates =
+      push(candidates(), candidate_histogram(step_), competes, key, link, range.first, range.last);
+  if (num_candidates >= kFloorEvery && num_candidates > beam_width_)
+    raise_floor(candidate_histogram(step_), beam_width_, &control().candidate_floor[step_ & 1]);
 }
 
-// Adds one entry a lane, where wanted. Whole warps; there is room.
 template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::push(Pool& pool, uint32_t* histogram, bool wanted, uint64_t key,
-                                                  uint32_t link, uint32_t first, uint32_t second) {
+FT_DEVICE void GroupSearch<kBlocks, kSpill>::raise_floor(const uint32_t* histogram, uint32_t n, uint32_t* floor) const {
+  const uint32_t bin = floor_bin(histogram, n);
+  if (simt::lane() == 0) simt::atomic_max(floor, bin);
+}
+
+// Adds one entry a lane, where wanted; there is room. Whole warps. The number of entries when this warp's additions carry
+// it over a multiple of kFloorEvery, else 0.
+template <int kBlocks, bool kSpill>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kSpill>::push(const Pool& pool, uint32_t* histogram, bool wanted, uint64_t key,
+                                                      uint32_t link, uint32_t first, uint32_t second) {
   const uint32_t votes = simt::ballot(wanted);
-  if (votes == 0) return;
-  uint32_t at = 0;
-  if (simt::lane() == 0) at = simt::atomic_add(pool.count, simt::count_ones(votes));
-  at = simt::shuffle(at, 0) + simt::count_ones(votes & simt::lanes_below());
-  if (!wanted) return;
-  pool.keys[at] = key;
-  pool.links[at] = link;
-  pool.first[at] = first;
-  pool.second[at] = second;
-  count_in_bin(histogram, key);
+  if (votes == 0) return 0;
+  const uint32_t added = simt::count_ones(votes);
+  uint32_t before = 0;
+  if (simt::lane() == 0) before = simt::atomic_add(pool.count, added);
+  before = simt::shuffle(before, 0);
+  if (wanted) {
+    const uint32_t at = before + simt::count_ones(votes & simt::lanes_below());
+    pool.keys[at] = key;
+    pool.links()[at] = link;
+    pool.first()[at] = first;
+    pool.second()[at] = second;
+    count_in_bin(histogram, key);
+  }
+  return before / kFloorEvery != (before + added) / kFloorEvery ? before + added : 0;
 }
 
 }  // namespace flashtrie

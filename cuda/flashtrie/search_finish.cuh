@@ -7,14 +7,15 @@ constexpr uint32_t kCrowdedBin = 64;  // past this many hits a bin, comparing th
 
 template <int kBlocks, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kSpill>::finish() {
-  const uint32_t found = group_count(results_.count);
+  const uint32_t found = group_count(results().count);
+#pragma unroll 1
   for (uint32_t i = simt::thread(); i < kBinWords; i += simt::num_threads()) candidate_histogram(0)[i] = 0;
   uint64_t cut = 0;
   if (found > result_limit_) {
-    sum_chunks<kBlocks>(result_histogram(), combined(1), control_->result_totals);
+    sum_chunks<kBlocks>(result_histogram(), combined(1), control().result_totals);
     simt::sync_block();
     const uint32_t* bins = kBlocks == 1 ? result_histogram() : combined(1);
-    cut = settle(results_, locate_cut(bins, control_->result_totals, result_limit_), result_limit_, 1);
+    cut = settle(results(), locate_cut(bins, control().result_totals, result_limit_), result_limit_, 1);
   }
   gather(cut);
   simt::sync_group<kBlocks>();
@@ -22,7 +23,7 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::finish() {
   const uint32_t num_hits = found < result_limit_ ? found : result_limit_;
   if (simt::thread() == 0) {
     batch_.num_hits[query_] = num_hits;
-    batch_.bad_slots[query_] = ~control_->bad_slot;
+    batch_.bad_slots[query_] = ~control().bad_slot;
     if (num_hits == 0) batch_.num_tokens[query_] = 0;
   }
   if (num_hits == 0) return;
@@ -34,10 +35,11 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::finish() {
 template <int kBlocks, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kSpill>::gather(uint64_t cut) {
   SearchControl& to = leader();
-  const uint32_t count = *results_.count;
+  const uint32_t count = *results().count;
+#pragma unroll 1
   for (uint32_t from = simt::thread() & ~31u; from < count; from += simt::num_threads()) {
     const uint32_t i = from + simt::lane();
-    const uint64_t key = i < count ? results_.keys[i] : 0;
+    const uint64_t key = i < count ? results().keys[i] : 0;
     const bool wanted = i < count && key >= cut;
     const uint32_t votes = simt::ballot(wanted);
     if (votes == 0) continue;
@@ -51,10 +53,10 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::gather(uint64_t cut) {
     }
     at = simt::shuffle(at, 0) + simt::count_ones(votes & simt::lanes_below());
     if (!wanted) continue;
-    simt::in_block<kBlocks>(candidates_.keys, 0)[at] = key;
-    simt::in_block<kBlocks>(candidates_.links, 0)[at] = results_.links[i];
-    simt::in_block<kBlocks>(candidates_.first, 0)[at] = results_.first[i];
-    simt::in_block<kBlocks>(candidates_.second, 0)[at] = results_.second[i];
+    simt::in_block<kBlocks>(candidates().keys, 0)[at] = key;
+    simt::in_block<kBlocks>(candidates().links(), 0)[at] = results().links()[i];
+    simt::in_block<kBlocks>(candidates().first(), 0)[at] = results().first()[i];
+    simt::in_block<kBlocks>(candidates().second(), 0)[at] = results().second()[i];
   }
 }
 
@@ -62,19 +64,21 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::gather(uint64_t cut) {
 // worst and the best score, each hit at its bin's place, then a comparison with the few others in the bin.
 template <int kBlocks, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kSpill>::sort(uint32_t num_hits) {
-  uint16_t* by_bin = reinterpret_cast<uint16_t*>(bitmaps_);
+  uint16_t* by_bin = reinterpret_cast<uint16_t*>(bitmaps());
   uint16_t* sorted = by_bin + kMaxBeamWidth;
   uint16_t* turns = sorted;  // of a hit within its bin; read before `sorted` is written
-  const uint64_t* keys = candidates_.keys;
+  const uint64_t* keys = candidates().keys;
   const uint32_t me = simt::thread(), lane = simt::lane();
-  const uint32_t worst = ~control_->worst_score, span = control_->best_score - worst;
+  const uint32_t worst = ~control().worst_score, span = control().best_score - worst;
   int shift = 0;
+#pragma unroll 1
   while ((span >> shift) >= kBins) ++shift;
   auto bin_of = [&](uint64_t key) { return (static_cast<uint32_t>(key >> 32) - worst) >> shift; };
   uint32_t* counts = candidate_histogram(0);
   uint16_t* begins = reinterpret_cast<uint16_t*>(candidate_histogram(1));
 
   uint32_t most = 0;
+#pragma unroll 1
   for (uint32_t i = me; i < num_hits; i += simt::num_threads()) {
     const uint32_t bin = bin_of(keys[i]), half = 16 * (bin & 1);
     const uint32_t turn = (simt::atomic_add(&counts[bin >> 1], 1u << half) >> half) & 0xffff;
@@ -82,13 +86,15 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::sort(uint32_t num_hits) {
     most = turn + 1 > most ? turn + 1 : most;
   }
   most = simt::reduce_max(most);
-  if (lane == 0) simt::atomic_max(&control_->most_in_bin, most);
+  if (lane == 0) simt::atomic_max(&control().most_in_bin, most);
   simt::sync_block();
-  if (control_->most_in_bin > kCrowdedBin) return sort_crowded(num_hits);
-  sum_chunks<1>(counts, counts, control_->result_totals);
+  if (control().most_in_bin > kCrowdedBin) 
+    return sort_crowded_outlined<kBlocks, kSpill>(batch_, shared_, SearchState(*this), num_hits);
+  sum_chunks<1>(counts, counts, control().result_totals);
   simt::sync_block();
+#pragma unroll 1
   for (uint32_t chunk = me >> 5; chunk < kChunks; chunk += simt::num_threads() >> 5) {
-    const uint32_t above = simt::reduce_add(lane > chunk ? control_->result_totals[lane] : 0);
+    const uint32_t above = simt::reduce_add(lane > chunk ? control().result_totals[lane] : 0);
     const uint32_t at = chunk * kChunkWords + kChunkWords - 1 - lane;
     const uint32_t upper = counts[at] >> 16, lower = counts[at] & 0xffff;
     const uint32_t begin = above + inclusive_scan(upper + lower) - upper - lower;
@@ -96,13 +102,16 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::sort(uint32_t num_hits) {
     begins[2 * at] = static_cast<uint16_t>(begin + upper);
   }
   simt::sync_block();
+#pragma unroll 1
   for (uint32_t i = me; i < num_hits; i += simt::num_threads())
     by_bin[begins[bin_of(keys[i])] + turns[i]] = static_cast<uint16_t>(i);
   simt::sync_block();
+#pragma unroll 1
   for (uint32_t at = me; at < num_hits; at += simt::num_threads()) {
     const uint64_t key = keys[by_bin[at]];
     const uint32_t bin = bin_of(key), begin = begins[bin], end = bin > 0 ? begins[bin - 1] : num_hits;
     uint32_t better = 0;
+#pragma unroll 1
     for (uint32_t other = begin; other < end; ++other) better += keys[by_bin[other]] > key;
     sorted[begin + better] = by_bin[at];
   }
@@ -112,15 +121,20 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::sort(uint32_t num_hits) {
 // The same by a bitonic sort, for hits whose scores are much alike.
 template <int kBlocks, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kSpill>::sort_crowded(uint32_t num_hits) {
-  uint16_t* sorted = reinterpret_cast<uint16_t*>(bitmaps_) + kMaxBeamWidth;
-  const uint64_t* keys = candidates_.keys;
+  uint16_t* sorted = reinterpret_cast<uint16_t*>(bitmaps()) + kMaxBeamWidth;
+  const uint64_t* keys = candidates().keys;
   uint32_t size = 2;
+#pragma unroll 1
   while (size < num_hits) size *= 2;
+#pragma unroll 1
   for (uint32_t i = simt::thread(); i < size; i += simt::num_threads()) sorted[i] = static_cast<uint16_t>(i);
   simt::sync_block();
   auto key_at = [&](uint32_t place) { return place < num_hits ? keys[place] : 0; };
+#pragma unroll 1
   for (uint32_t run = 2; run <= size; run *= 2) {
+#pragma unroll 1
     for (uint32_t by = run / 2; by > 0; by /= 2) {
+#pragma unroll 1
       for (uint32_t i = simt::thread(); i < size / 2; i += simt::num_threads()) {
         const uint32_t left = 2 * i - (i & (by - 1)), right = left + by;
         const uint16_t a = sorted[left], b = sorted[right];
@@ -137,29 +151,31 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::sort_crowded(uint32_t num_hits) {
 
 template <int kBlocks, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kSpill>::write_hits(uint32_t num_hits) {
-  const uint16_t* sorted = reinterpret_cast<const uint16_t*>(bitmaps_) + kMaxBeamWidth;
+  const uint16_t* sorted = reinterpret_cast<const uint16_t*>(bitmaps()) + kMaxBeamWidth;
   const uint32_t me = simt::thread(), lane = simt::lane(), num_warps = simt::num_threads() >> 5;
   const uint64_t first_hit = static_cast<uint64_t>(query_) * batch_.result_capacity;
   uint32_t* tokens = batch_.hit_tokens + first_hit * batch_.max_depth;
   uint32_t written = 0;  // tokens of the rounds before
+#pragma unroll 1
   for (uint32_t from = 0; from < num_hits; from += simt::num_threads()) {
     const bool here = from + me < num_hits;
     const uint32_t place = here ? sorted[from + me] : 0;
-    const uint32_t depth = here ? candidates_.second[place] : 0;
+    const uint32_t depth = here ? candidates().second()[place] : 0;
     const uint32_t upto = inclusive_scan(depth);
-    if (lane == 31) control_->warp_sums[me >> 5] = upto;
+    if (lane == 31) control().warp_sums[me >> 5] = upto;
     simt::sync_block();
-    const uint32_t sum = lane < num_warps ? control_->warp_sums[lane] : 0;
+    const uint32_t sum = lane < num_warps ? control().warp_sums[lane] : 0;
     const uint32_t end = written + simt::reduce_add(lane < (me >> 5) ? sum : 0) + upto;
     written += simt::reduce_add(sum);
     if (here) {
-      const uint64_t key = candidates_.keys[place];
+      const uint64_t key = candidates().keys[place];
       const uint64_t at = first_hit + from + me;
+      simt::touch(&batch_.trie.lines[key_node(key) >> 6]);
+      write_tokens(candidates().links()[place], depth, tokens + end - depth);
       batch_.key_ids[at] = key_id(batch_.trie, key_node(key));
-      batch_.scores[at] = bits_float(candidates_.first[place]);
+      batch_.scores[at] = bits_float(candidates().first()[place]);
       batch_.normalised_scores[at] = key_score(key);
       batch_.token_ends[at] = end;
-      write_tokens(candidates_.links[place], depth, tokens + end - depth);
     }
     simt::sync_block();
   }
@@ -170,13 +186,14 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::write_hits(uint32_t num_hits) {
 template <int kBlocks, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kSpill>::write_tokens(uint32_t link, uint32_t depth, uint32_t* to) const {
   constexpr uint32_t kAtOnce = 8;
+#pragma unroll 1
   for (;;) {
     uint32_t slots[kAtOnce], tokens[kAtOnce];
 #pragma unroll
     for (uint32_t back = 1; back <= kAtOnce; ++back) {
       if (back > depth) continue;
       slots[back - 1] = link & 0xffff;
-      if (depth > back) link = history_[static_cast<uint64_t>(depth - back - 1) * batch_.beam_capacity + (link >> 16)];
+      if (depth > back) link = history(depth - back - 1)[link >> 16];
     }
 #pragma unroll
     for (uint32_t back = 1; back <= kAtOnce; ++back)

@@ -12,6 +12,7 @@
 #else
 
 #define FT_DEVICE __device__ __forceinline__
+#define FT_OUTLINE __device__ __noinline__  // rare, and better not between what is not
 
 namespace flashtrie {
 namespace simt {
@@ -27,6 +28,11 @@ FT_DEVICE uint32_t lanes_below() { return (1u << lane()) - 1; }
 
 FT_DEVICE void sync_block() { __syncthreads(); }
 FT_DEVICE void sync_warp() { __syncwarp(); }
+// Barrier over a part of the block's warps, `num_threads` in all. Parts are numbered from 1.
+FT_DEVICE void sync_part(int part, uint32_t num_threads) {
+  __syncwarp();
+  asm volatile("barrier.sync %0, %1;" ::"r"(part), "r"(num_threads) : "memory");
+}
 FT_DEVICE void fence_device() { __threadfence(); }
 
 FT_DEVICE uint32_t ballot(bool vote) { return __ballot_sync(kAllLanes, vote); }
@@ -88,6 +94,12 @@ FT_DEVICE Quad load_quad(const void* at) {
 FT_DEVICE uint64_t load_word(const uint64_t* at) { return __ldg(reinterpret_cast<const unsigned long long*>(at)); }
 FT_DEVICE uint32_t load_word(const uint32_t* at) { return __ldg(at); }
 FT_DEVICE uint16_t load_word(const uint16_t* at) { return __ldg(at); }
+
+// Asks for what is read soon: `prefetch` brings it as far as the second-level cache, `touch` to this multiprocessor.
+FT_DEVICE void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+FT_DEVICE void touch(const void* at) {
+  asm volatile("{\n.reg .b32 unused;\nld.global.nc.u32 unused, [%0];\n}" ::"l"(at));
+}
 
 FT_DEVICE float half_to_float(uint16_t bits) {
   float value;

@@ -15,10 +15,12 @@ struct StepTable {
 
   FT_DEVICE uint32_t size() const { return 1u << log2_size; }
 
-  // Leaves the table empty; all threads of the block, no barrier inside.
-  FT_DEVICE void clear() const {
-    for (uint32_t i = simt::thread(); i < kBitmapWords; i += simt::num_threads()) bitmap[i] = 0;
-    for (uint32_t i = simt::thread(); i < size(); i += simt::num_threads()) {
+  // Leaves the table empty, by `num_threads` threads of which this is number `me`; no barrier inside.
+  FT_DEVICE void clear(uint32_t me, uint32_t num_threads) const {
+#pragma unroll 1
+    for (uint32_t i = me; i < kBitmapWords; i += num_threads) bitmap[i] = 0;
+#pragma unroll 1
+    for (uint32_t i = me; i < size(); i += num_threads) {
       tokens[i] = kNoToken;
       best[i] = 0;
     }
@@ -30,6 +32,7 @@ struct StepTable {
     const uint32_t low = token & 0xffff;
     simt::atomic_or(&bitmap[low >> 5], 1u << (low & 31));
     uint32_t at = token_hash(token, log2_size);
+#pragma unroll 1
     for (;;) {
       const uint32_t there = simt::atomic_cas(&tokens[at], kNoToken, token);
       if (there == kNoToken || there == token) break;
@@ -40,6 +43,7 @@ struct StepTable {
 
   // What stands at a token's place; 0 for a token that only shares its low half with one.
   FT_DEVICE uint64_t find(uint32_t token) const {
+#pragma unroll 1
     for (uint32_t at = token_hash(token, log2_size);; at = (at + 1) & (size() - 1)) {
       const uint32_t there = tokens[at];
       if (there == token) return best[at];

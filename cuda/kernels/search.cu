@@ -7,7 +7,7 @@ namespace {
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
-constexpr int kThreads = 512;
+constexpr int kSmallBlock = 512, kLargeBlock = 768;
 
 }  // namespace
 }  // namespace flashtrie
@@ -15,28 +15,28 @@ constexpr int kThreads = 512;
 using namespace flashtrie;
 
 // One block a query, two blocks a multiprocessor: throughput.
-extern "C" __global__ void __launch_bounds__(kThreads, 2) search_block(const __grid_constant__ SearchBatch batch) {
+extern "C" __global__ void __launch_bounds__(kSmallBlock, 2) search_block(const __grid_constant__ SearchBatch batch) {
   GroupSearch<1, false>(batch, shared_memory).run();
 }
 
 // One block a query, a multiprocessor to itself: latency of small beams, throughput of large ones.
-extern "C" __global__ void __launch_bounds__(kThreads, 1) search_alone(const __grid_constant__ SearchBatch batch) {
+extern "C" __global__ void __launch_bounds__(kLargeBlock, 1) search_alone(const __grid_constant__ SearchBatch batch) {
   GroupSearch<1, false>(batch, shared_memory).run();
 }
 
 // One block a query, frontier and pools in global memory: very large beams, or little shared memory.
-extern "C" __global__ void __launch_bounds__(kThreads, 1) search_spill(const __grid_constant__ SearchBatch batch) {
+extern "C" __global__ void __launch_bounds__(kSmallBlock, 1) search_spill(const __grid_constant__ SearchBatch batch) {
   GroupSearch<1, true>(batch, shared_memory).run();
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // A cluster of blocks a query: latency of large beams.
-extern "C" __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(4)
+extern "C" __global__ void __launch_bounds__(kLargeBlock, 1) __cluster_dims__(4)
     search_cluster4(const __grid_constant__ SearchBatch batch) {
   GroupSearch<4, false>(batch, shared_memory).run();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(8)
+extern "C" __global__ void __launch_bounds__(kLargeBlock, 1) __cluster_dims__(8)
     search_cluster8(const __grid_constant__ SearchBatch batch) {
   GroupSearch<8, false>(batch, shared_memory).run();
 }
@@ -48,7 +48,7 @@ extern "C" __global__ void build_root_table(TrieView trie, uint32_t root_last, i
   if (place <= num_places) table[place] = root_table_entry(trie, root_last, shift, place);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) pack_hits(const __grid_constant__ SearchBatch batch,
+extern "C" __global__ void __launch_bounds__(kSmallBlock) pack_hits(const __grid_constant__ SearchBatch batch,
                                                                 const __grid_constant__ PackedHits to) {
   pack_query(batch, to, shared_memory);
 }

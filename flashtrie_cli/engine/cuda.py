@@ -36,9 +36,7 @@ class CudaEngine(CpuEngine):
         self.device_trie = DeviceTrie(self.trie, self.device)
         self._pipelines: dict[Any, HostPipeline] = {}
 
-    def search(
-        self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan
-    ) -> SearchResults:
+    def search(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan) -> SearchResults:
         """As in ``TrieEngine``, from host arrays; uint16 to int64 tokens and float16 log-probs go over as they are."""
         tokens, logprobs = _as_kernel_types(tokens, logprobs)
         num_queries, num_steps, num_slots = tokens.shape
@@ -73,7 +71,9 @@ def _as_kernel_types(
     if logprobs.dtype.name not in _LOGPROB_TYPES or not logprobs.flags.c_contiguous:
         logprobs = np.ascontiguousarray(logprobs, np.float32)
     if tokens.shape != logprobs.shape or tokens.ndim != 3:
-        raise InputError(f"tokens are {tokens.shape} and log-probs {logprobs.shape}, not queries, steps, slots alike")
+        raise InputError(
+            f"tokens are {tokens.shape} and log-probs {logprobs.shape}, not queries, steps, slots alike"
+        )
     return tokens, logprobs
 
 
@@ -89,9 +89,12 @@ def _explained(error: Exception) -> Exception:
     import pycuda.driver as cuda
 
     if isinstance(error, cuda.MemoryError):
-        return EngineUnavailable(f"the GPU is out of memory: {error}", hint="a smaller batch, or --engine cpu")
+        return EngineUnavailable(
+            f"the GPU is out of memory: {error}", hint="a smaller batch, or --engine cpu"
+        )
     if isinstance(error, cuda.Error):
         return EngineUnavailable(
-            f"the GPU failed during the search: {error}", hint="--engine cpu; please report it with the driver's version"
+            f"the GPU failed during the search: {error}",
+            hint="--engine cpu; please report it with the driver's version",
         )
     return error

@@ -18,10 +18,14 @@ MAX_SLOTS = 4096
 NO_SLOT = 0xFFFF_FFFF
 NO_TOKEN = 0xFFFF_FFFF
 
-NUM_THREADS = 512
-
-KERNELS = {"search_block": (1, 2), "search_alone": (1, 1), "search_cluster4": (4, 1), "search_cluster8": (8, 1)}
-"""Blocks a query, and blocks that share a multiprocessor."""
+KERNELS = {
+    "search_block": (1, 2, 512),
+    "search_alone": (1, 1, 768),
+    "search_cluster4": (4, 1, 768),
+    "search_cluster8": (8, 1, 768),
+    "search_spill": (1, 1, 512),
+}
+"""Blocks a query, blocks that share a multiprocessor, threads a block."""
 
 _SMALL = 128
 """Beam widths, results and slots up to which one block answers as quickly as a cluster."""
@@ -29,9 +33,10 @@ _SMALL = 128
 _BITMAP_WORDS = 2048
 _BIN_WORDS = 1024
 _MAX_TIES = 256
-_QUEUE_PLACES = 64
-_CONTROL_BYTES = 512
-_MIN_BUDGET = 256
+_MATCH_PLACES = 2048
+_CONTROL_BYTES = 528
+_POOL_SLACK = 640
+_MIN_BUDGET = 2 * _POOL_SLACK
 _SPILL_BUDGET = 8192
 _ENTRY_BYTES = 20
 
@@ -138,16 +143,21 @@ def log2_table(num_slots: int) -> int:
     return max(6, (2 * num_slots - 1).bit_length()) if num_slots else 6
 
 
-def fixed_bytes(num_slots: int, num_threads: int, blocks_per_group: int) -> int:
+def fixed_bytes(num_slots: int, blocks_per_group: int) -> int:
     """Shared memory of a block besides frontier, pools and history."""
     histograms = (3 if blocks_per_group == 1 else 5) * _BIN_WORDS * 4
     tables = 2 * (12 << log2_table(num_slots))
-    queues = num_threads // 32 * _QUEUE_PLACES * 8
-    return _CONTROL_BYTES + 2 * _BITMAP_WORDS * 4 + histograms + _MAX_TIES * 8 + tables + queues
+    return _CONTROL_BYTES + 2 * _BITMAP_WORDS * 4 + histograms + _MAX_TIES * 8 + tables + 8 * _MATCH_PLACES
 
 
 def plan_launch(
-    shape: Shape, num_queries: int, *, arch: int, num_multiprocessors: int, shared_bytes: int, kernel: str | None = None
+    shape: Shape,
+    num_queries: int,
+    *,
+    arch: int,
+    num_multiprocessors: int,
+    shared_bytes: int,
+    kernel: str | None = None,
 ) -> Launch:
     """The kernel for a batch and its sizes. ``shared_bytes``: most that a block may have; ``kernel`` forces one.
 
@@ -160,7 +170,7 @@ def plan_launch(
         launch = _in_shared(name, shape, num_queries, num_multiprocessors, shared_bytes)
         if launch is not None:
             return launch
-    fixed = fixed_bytes(shape.num_slots, NUM_THREADS, 1)
+    fixed = fixed_bytes(shape.num_slots, 1)
     if fixed > shared_bytes:
         raise UsageError(
             f"{shape.num_slots} proposals a step need {fixed >> 10} KiB of shared memory, this GPU has "
@@ -170,7 +180,7 @@ def plan_launch(
     places = max(beams, results) + _SPILL_BUDGET, results + _SPILL_BUDGET
     workspace = 16 * beams + _ENTRY_BYTES * sum(places)
     return Launch(
-        "search_spill", 1, NUM_THREADS, min(num_queries, num_multiprocessors), fixed, beams, results, *places,
+        "search_spill", 1, KERNELS["search_spill"][2], min(num_queries, num_multiprocessors), fixed, beams, results, *places,
         log2_table(shape.num_slots), _history_words(shape, beams), _up(workspace, 256),
     )  # fmt: skip
 
@@ -182,9 +192,9 @@ def _history_words(shape: Shape, beams: int) -> int:
 def _in_shared(
     name: str, shape: Shape, num_queries: int, num_multiprocessors: int, shared_bytes: int
 ) -> Launch | None:
-    blocks, resident = KERNELS[name]
+    blocks, resident, num_threads = KERNELS[name]
     beams, results = _up(shape.beam_width, 4), _up(shape.num_results, 4)
-    fixed = fixed_bytes(shape.num_slots, NUM_THREADS, blocks) + 16 * beams
+    fixed = fixed_bytes(shape.num_slots, blocks) + 16 * beams
     # Each resident block also costs the multiprocessor a KiB of its own.
     spare = (shared_bytes + 1024) // resident - 1024 - fixed
     least = _ENTRY_BYTES * (max(beams, results) + results + 2 * _MIN_BUDGET)
@@ -198,7 +208,7 @@ def _in_shared(
     result_places = results + _MIN_BUDGET + extra * 3 // 5 // 4 * 4
     used = fixed + _ENTRY_BYTES * (candidate_places + result_places) + (4 * history if in_shared else 0)
     return Launch(
-        name, blocks, NUM_THREADS, min(num_queries, max(num_multiprocessors // blocks, 1) * resident), used, beams,
+        name, blocks, num_threads, min(num_queries, max(num_multiprocessors // blocks, 1) * resident), used, beams,
         results, candidate_places, result_places, log2_table(shape.num_slots), 0 if in_shared else history, 0,
     )  # fmt: skip
 

@@ -85,7 +85,9 @@ class _Lane:
             try:
                 self._on_device = cuda.mem_alloc(self.tokens.nbytes), cuda.mem_alloc(self.logprobs.nbytes)
             except cuda.MemoryError:
-                raise EngineUnavailable("the GPU has no memory left for a batch", hint="a smaller batch") from None
+                raise EngineUnavailable(
+                    "the GPU has no memory left for a batch", hint="a smaller batch"
+                ) from None
         tokens, logprobs = self._on_device
         cuda.memcpy_htod_async(tokens, self.tokens[:size], self.stream)
         cuda.memcpy_htod_async(logprobs, self.logprobs[:size], self.stream)
@@ -114,7 +116,9 @@ class _Lane:
 class HostPipeline:
     """Searches of one shape and plan from host arrays, in chunks on two lanes, so that copies and kernels overlap."""
 
-    def __init__(self, trie: DeviceTrie, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan):
+    def __init__(
+        self, trie: DeviceTrie, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan
+    ):
         num_queries, self._num_steps, self._num_slots = tokens.shape
         depth = min(self._num_steps, trie.depth)
         grid_bytes = self._num_steps * self._num_slots * (tokens.itemsize + logprobs.itemsize)

@@ -79,7 +79,10 @@ class SearchSession:
         launch.fill(batch)
         batch["trie"] = trie.view
         search = batch["search"]
-        search["token_threshold"], search["sequence_threshold"] = plan.token_threshold, plan.sequence_threshold
+        search["token_threshold"], search["sequence_threshold"] = (
+            plan.token_threshold,
+            plan.sequence_threshold,
+        )
         search["beam_width"], search["num_results"] = plan.beam_width, plan.result_limit
         search["padding"], search["eos"] = plan.padding, NO_TOKEN if plan.eos is None else plan.eos
         factors = plan.length_factors(self.num_steps)
@@ -90,7 +93,11 @@ class SearchSession:
         )  # fmt: skip
         batch["root_last"] = trie.root_last
         batch["scan_limit"] = max(_MIN_SCAN_LIMIT, _SCAN_PER_SLOT * self.num_slots)
-        batch["num_steps"], batch["num_slots"], batch["max_depth"] = self.num_steps, self.num_slots, self.depth
+        batch["num_steps"], batch["num_slots"], batch["max_depth"] = (
+            self.num_steps,
+            self.num_slots,
+            self.depth,
+        )
         batch["token_bytes"], batch["logprob_bytes"] = grid.token_bytes, grid.logprob_bytes
         batch["counters"] = self._allocate(8)
         cuda.memset_d8(int(batch["counters"]), 0, 8)
@@ -161,7 +168,10 @@ class SearchSession:
         if function is None:
             function = self._functions[launch.kernel] = self._module.get_function(launch.kernel)
             function.prepare([BATCH])
-        most = max(launch.shared_bytes, *(known[0].shared_bytes for known in self._launches.values()), 0) if (
-            self._launches) else launch.shared_bytes
+        most = (
+            max(launch.shared_bytes, *(known[0].shared_bytes for known in self._launches.values()), 0)
+            if (self._launches)
+            else launch.shared_bytes
+        )
         function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, most)
         return function

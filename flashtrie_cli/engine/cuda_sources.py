@@ -1,8 +1,7 @@
 """Kernel sources and what is compiled from them: digests, nvcc, and a cache of our own.
 
 A compiled kernel is named after the digest of everything it was compiled from, so that an old one can never
-be loaded for new sources. Runs without a GPU and without PyCUDA; CMake asks this module, run with a part's
-name, for the digest that goes beside each packaged fatbin.
+be loaded for new sources. Runs without a GPU and without PyCUDA; CMake runs this module to package a part.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from flashtrie_cli.errors import EngineUnavailable
 COMPILE_OPTIONS = ("-std=c++17", "-O3", "--fmad=false")
 """No contraction into fused multiply-adds: scores must round alike in every engine."""
 
-NEWEST_ARCH = 120
-"""The newest compute capability that the packaged fatbin holds PTX of; a newer GPU compiles that."""
+PACKAGED_ARCHS = (75, 80, 86, 89, 90, 100, 120)
+"""Compute capabilities in a packaged fatbin, as far as the nvcc at hand knows them; PTX of the newest for later ones."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _INSTALL_NVCC = "install the CUDA toolkit, or `pip install 'cuda-toolkit[nvcc,cccl,cudart,crt,nvvm]'`"
@@ -166,5 +165,32 @@ def compile_kernel(part: str, nvcc: Path, arch: int, target: Path, extra: tuple[
         ) from error
 
 
+def build_fatbin(part: str, folder: Path) -> None:
+    """``PART.fatbin`` and ``PART.digest`` for a package. Without a working nvcc an empty digest, and a warning."""
+    folder.mkdir(parents=True, exist_ok=True)
+    digest = folder / f"{part}.digest"
+    digest.write_text("")
+    try:
+        nvcc = find_nvcc()
+        if nvcc is None:
+            raise EngineUnavailable("no nvcc", hint=_INSTALL_NVCC)
+        archs = [arch for arch in _supported_archs(nvcc) if arch in PACKAGED_ARCHS]
+        targets = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
+        targets.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
+        root = source_root()
+        output = folder / f"{part}.fatbin"
+        command = [str(nvcc), *COMPILE_OPTIONS, "-fatbin", "--threads", "0", "-compress-mode=size", *targets]
+        command += ["-I", str(root), "-o", str(output), str(root / "kernels" / f"{part}.cu")]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except (EngineUnavailable, OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or str(error)
+        print(
+            f"flashtrie: the {part} kernels are not packaged but compiled at first use: {detail}",
+            file=sys.stderr,
+        )
+        return
+    digest.write_text(source_digest(part) + "\n")
+
+
 if __name__ == "__main__":
-    print(source_digest(sys.argv[1]))
+    build_fatbin(sys.argv[1], Path(sys.argv[2]))

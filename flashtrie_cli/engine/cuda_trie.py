@@ -39,7 +39,11 @@ class DeviceTrie:
         view = np.zeros((), TRIE)
         for name, array in arrays.items():
             view[name] = self._upload(array) if array.size else 0
-        view["num_nodes"], view["num_keys"], view["high_width"] = trie.num_nodes, trie.num_keys, trie.high_width
+        view["num_nodes"], view["num_keys"], view["high_width"] = (
+            trie.num_nodes,
+            trie.num_keys,
+            trie.high_width,
+        )
         self.view: npt.NDArray[Any] = view
         self.root_last = root_end(arrays["louds"])
         self.root_table, self.root_shift, self.root_places = 0, 0, 0
@@ -64,7 +68,8 @@ class DeviceTrie:
             memory = cuda.mem_alloc(num_bytes)
         except cuda.MemoryError:
             raise EngineUnavailable(
-                f"the GPU has no {num_bytes >> 20} MiB left for the index", hint="another --device, or --engine cpu"
+                f"the GPU has no {num_bytes >> 20} MiB left for the index",
+                hint="another --device, or --engine cpu",
             ) from None
         self._memory.append(memory)
         self._sizes = [*getattr(self, "_sizes", []), num_bytes]
@@ -89,7 +94,13 @@ class DeviceTrie:
         function = load_kernels("search", self.device).get_function("build_root_table")
         function.prepare([self.view.dtype, np.uint32, np.int32, np.uint32, np.uint64])
         function.prepared_call(
-            (-(-(places + 1) // 256), 1), (256, 1, 1), self.view.tobytes(), self.root_last, shift, places, table
+            (-(-(places + 1) // 256), 1),
+            (256, 1, 1),
+            self.view.tobytes(),
+            self.root_last,
+            shift,
+            places,
+            table,
         )
         self.device.context.synchronize()
         self.root_table, self.root_shift, self.root_places = table, shift, places

@@ -14,6 +14,7 @@
 #include <vector>
 
 #define FT_DEVICE inline
+#define FT_OUTLINE inline
 
 namespace flashtrie {
 namespace simt {
@@ -36,6 +37,7 @@ struct Block {
   std::vector<unsigned char> memory;
   unsigned char* shared = nullptr;  // aligned
   Meeting barrier;
+  Meeting parts[4];
   std::vector<Warp> warps;
 };
 
@@ -176,6 +178,16 @@ inline Block& this_block() { return machine()->blocks[block()]; }
 
 inline void sync_block() { meet(this_block().barrier); }
 inline void fence_device() {}
+inline void sync_part(int part, uint32_t num_threads) {
+  Meeting& meeting = this_block().parts[part];
+  meeting.expected = num_threads;
+  meet(meeting);
+}
+inline void prefetch(const void*) {}
+inline void touch(const void* at) {
+  volatile uint32_t unused = *static_cast<const uint32_t*>(at);  // so that a bad address shows
+  (void)unused;
+}
 
 // Every lane leaves a value and then sees those of all.
 inline const uint32_t* exchange(uint32_t value) {

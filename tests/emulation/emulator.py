@@ -115,7 +115,7 @@ class EmulatedEngine:
             batch[name] = _address(array)
         fixed, large = ctypes.c_uint64(), ctypes.c_uint64()
         pointer = ctypes.c_void_p(batch.ctypes.data)
-        self.library.search_sizes(pointer, launch.num_threads, launch.blocks_per_group, ctypes.byref(fixed), ctypes.byref(large))
+        self.library.search_sizes(pointer, launch.blocks_per_group, ctypes.byref(fixed), ctypes.byref(large))
         needed = fixed.value + (0 if launch.workspace_bytes else large.value)
         if not self.places:
             assert needed == launch.shared_bytes, (needed, launch)
