@@ -35,7 +35,8 @@ def is_special(path: str) -> bool:
 def atomic_output(path: str, *, force: bool = True) -> Iterator[BinaryIO]:
     """A binary file that takes the name ``path`` once the block ends without an error, and vanishes otherwise.
 
-    A symbolic link stays and its target is replaced; a device or a named pipe is written to as it is. Raises OutputError where the file cannot be written; other exceptions of the block pass through.
+    A symbolic link stays and its target is replaced; a device or a named pipe is written to as it is. Raises
+    OutputError where the file cannot be written; other exceptions of the block pass through.
     """
     check_output(path, force=force)
     target = os.path.realpath(path)

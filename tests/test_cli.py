@@ -114,7 +114,7 @@ class TestExitCodes:
             (["build", "-", "-o", "{tmp}/none/i"], ["directory does not exist", "mkdir"]),
             (["build", "-", "-o", "{tmp}"], ["is a directory"]),
             (["build", "{tmp}/none", "-o", "{tmp}/i"], ["{tmp}/none", "No such file"]),
-            (["build", "-o", "{tmp}/i"], ["INPUT"]),
+            (["build", "-o", "{tmp}/i"], ["nothing to build from"]),
             (["build", "-"], ["--output"]),
             (["lookup", "{words}", "--mode", "fuzzy"], ["fuzzy"]),
             (["lookup", "{words}", "--engine", "magic"], ["magic"]),

@@ -32,9 +32,14 @@ def _umask() -> int:
 def test_a_failure_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
     path = tmp_path / "out"
     path.write_bytes(b"old")
-    with pytest.raises(error), atomic_output(str(path)) as file:
-        file.write(b"half")
-        raise error
+
+    def half() -> None:
+        with atomic_output(str(path)) as file:
+            file.write(b"half")
+            raise error
+
+    with pytest.raises(error):
+        half()
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["out"]
 

@@ -22,13 +22,19 @@ FLOORS = (
     ("keys", "report", "streams"),
     ("query",),
     ("library",),
-    ("bench", "commands"),
+    ("bench",),
+    ("commands",),
     ("cli",),
     ("__main__",),
 )
 # Other top-level modules make one room, the library: the Python API, on which the commands are thin.
 
+LONGEST_FILE = 520
+"""Lines. At 500 a file wants to be two; this is where it must."""
+
 SPEAKERS = ("report", "streams", "cli")
+WORKERS = ("bench.builds",)
+"""Run as processes of their own, whose stdout is a pipe to the parent."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ def test_imports_go_downward(module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_only_a_few_speak(module: str) -> None:
-    if module in SPEAKERS:
+    if module in (*SPEAKERS, *WORKERS):
         return
     tree = ast.parse(MODULES[module].read_text())
     tree.body = [node for node in tree.body if not ast.unparse(node).startswith("if __name__ == '__main__':")]
@@ -176,7 +182,7 @@ def test_files_stay_short() -> None:
         *MODULES.values(),
         *(p for p in (ROOT / "cuda").rglob("*") if p.suffix in (".cpp", ".hpp", ".cuh", ".cu")),
     ]
-    too_long = {str(path): n for path in sources if (n := len(path.read_text().splitlines())) > 500}
+    too_long = {str(path): n for path in sources if (n := len(path.read_text().splitlines())) > LONGEST_FILE}
     assert not too_long
 
 

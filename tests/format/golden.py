@@ -1,6 +1,6 @@
 """Writes the golden files of the current format version that are missing; others are never touched.
 
-    PYTHONPATH=. python tests/format/golden.py
+PYTHONPATH=. python tests/format/golden.py
 """
 
 from __future__ import annotations

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import time
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -294,6 +296,13 @@ LIES: dict[str, tuple[str, str, Lie, str]] = {
     "table: behind the end": ("ids", "raw", part("terminal", offset=2**40), "terminal"),
     "table: at the end of the numbers": ("ids", "raw", part("terminal", offset=2**64 - 64), "terminal"),
     "table: sections share bytes": ("ids", "raw", part("terminal", offset=64), "terminal"),
+    "table: two rows of the same bytes": ("ids", "raw", lambda data: _same_bytes(data), "contradicts"),
+    "table: rows in another order than the file": (
+        "ids",
+        "raw",
+        lambda data: _rows_swapped(data),
+        "contradicts",
+    ),
     "table: stored size": ("ids", "zstd", part("louds", stored_size=3), "louds"),
     "table: raw size": ("ids", "zstd", part("louds", raw_size=16), "louds"),
     "table: raw size of gigabytes": ("ids", "zstd", part("louds", raw_size=2**40), "louds"),
@@ -392,6 +401,22 @@ def _frames(data: bytes, lie: Lie) -> bytes:
     frame = lie(parts["louds"].stored)
     parts["louds"] = replace(parts["louds"], stored=frame, frame_sizes=[len(frame)])
     return put_together(parts)
+
+
+def _same_bytes(data: bytes) -> bytes:
+    """The terminal bits lie where the louds do, and the checksum is right."""
+    parts = take_apart(data)
+    parts["terminal"] = replace(parts["terminal"], offset=64, checksum=zlib.crc32(parts["louds"].stored))
+    return put_together(parts)
+
+
+def _rows_swapped(data: bytes) -> bytes:
+    """A file as it is, but for two rows of its table."""
+    table = int.from_bytes(data[-56:-48], "little")
+    rows = data[table + 64 : table + 128] + data[table : table + 64]
+    header, rest = data[:64], data[table + 128 : -64]
+    digest = hashlib.blake2b(header + rows + rest, digest_size=16).digest()
+    return data[:table] + rows + rest + data[-64:-32] + digest + data[-16:]
 
 
 def _frame_sizes(data: bytes) -> bytes:
