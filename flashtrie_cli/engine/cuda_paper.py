@@ -45,7 +45,7 @@ MAX_PPT_STEPS = 255
 
 
 class PaperSystem:
-    """One of `KERNELS` behind ``search``. ``blocks_per_multiprocessor``: of the grid, the better of one and two if None."""
+    """One of `KERNELS` behind ``search``. ``blocks_per_multiprocessor``: None takes the better of one and two."""
 
     def __init__(self, engine: CudaEngine, name: str, *, blocks_per_multiprocessor: int | None = None):
         self.name = name
