@@ -20,7 +20,7 @@ namespace flashtrie {
 constexpr int kThreadLogits = 32;                           // of a tile, in registers
 constexpr int kTileLogits = kThreadLogits * kDraftThreads;  // 8,192, whatever their type
 static_assert(kTileLogits % (8 * kDraftThreads) == 0, "whole packs");
-constexpr int kListCapacity = 512;  // values that reach the bound: 22 a tile on average for top_k 8
+constexpr int kListCapacity = 1024;  // values that reach the bound: 22 a tile on average for top_k 8
 
 struct DraftParams {
   DraftSizes sizes;
@@ -311,41 +311,40 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
   }
 }
 
-// One warp: the best top_k of all chunks of one row, sorted to the front of `list`; a lane looks at one chunk's keys,
-// which descend. Returns how many.
+// One warp: keys of all chunks of one row, the best top_k among them, into `list`; a lane looks at one chunk's keys,
+// which descend. Returns how many there are, at most kMergeCapacity, with zeros behind.
 __device__ __forceinline__ int merge_keys(const uint64_t* keys, int num_chunks, int top_k, uint64_t* list, int lane) {
   constexpr int kStep = 4;  // ranks loaded together; deeper ones are hardly ever needed
+  const int num_groups = power_of_two_at_least(top_k);
   int listed = 0;
   uint32_t bound = 0;
 #pragma unroll 1
   for (int first = 0; first < num_chunks; first += 32) {
     const unsigned long long* mine =
         reinterpret_cast<const unsigned long long*>(keys) + static_cast<int64_t>(first + lane) * top_k;
+    bool is_kept = first + lane < num_chunks;
 #pragma unroll 1
-    for (int rank = 0; rank < top_k; rank += kStep) {
+    for (int rank = 0; rank < top_k && __any_sync(kWholeWarp, is_kept); rank += kStep) {
       uint64_t found[kStep];
 #pragma unroll
-      for (int i = 0; i < kStep; ++i)
-        found[i] = first + lane < num_chunks && rank + i < top_k ? __ldcg(mine + rank + i) : 0;
-      if (rank == 0)
-        bound = max(bound, group_bound(static_cast<uint32_t>(found[0] >> 32), power_of_two_at_least(top_k)));
+      for (int i = 0; i < kStep; ++i) found[i] = is_kept && rank + i < top_k ? __ldcg(mine + rank + i) : 0;
+      if (rank == 0) bound = max(bound, group_bound(static_cast<uint32_t>(found[0] >> 32), num_groups));
       if (listed > kMergeCapacity - 32 * kStep) {
         listed = keep_best(list, listed, top_k, lane);
         bound = max(bound, static_cast<uint32_t>(list[top_k - 1] >> 32));
       }
-      bool is_kept = false;
 #pragma unroll
       for (int i = 0; i < kStep; ++i) {
-        is_kept = found[i] != 0 && static_cast<uint32_t>(found[i] >> 32) >= bound;
+        is_kept = static_cast<uint32_t>(found[i] >> 32) >= max(bound, 1u);  // nothing is 0
         const uint32_t votes = __ballot_sync(kWholeWarp, is_kept);
         if (is_kept) list[listed + __popc(votes & lanes_below(lane))] = found[i];
         listed += __popc(votes);
       }
-      if (!__any_sync(kWholeWarp, is_kept)) break;
     }
   }
+  if (lane < 4) list[listed + lane] = 0;
   __syncwarp();
-  return keep_best(list, listed, top_k, lane);
+  return listed;
 }
 
 __device__ __forceinline__ ExpSum merge_sums(const ExpSum* sums, int num_chunks, int lane) {
@@ -369,14 +368,20 @@ __device__ __forceinline__ bool merge_depth(const DraftParams& params, int64_t r
   const int listed = merge_keys(params.chunk_keys + row * num_chunks * top_k, num_chunks, top_k, list, lane);
   const bool is_bad = !(joined.sum < INFINITY) || joined.peak == INFINITY;
   const float lse = joined.peak + logf(joined.sum);
+  float* costs = lists.costs + depth * lists.stride;
+  uint32_t* ids = lists.ids + depth * lists.stride;
+  for (int rank = lane; rank < lists.stride; rank += 32)
+    if (is_bad || rank >= min(listed, top_k)) costs[rank] = DraftLists::end();
+  if (is_bad) return true;
 #pragma unroll 1
-  for (int rank = lane; rank < lists.stride; rank += 32) {
-    const bool is_there = rank < listed && !is_bad;
-    const uint64_t key = is_there ? list[rank] : 0;
-    lists.costs[depth * lists.stride + rank] = is_there ? fabsf(child_log_prob(key_score(key), lse)) : DraftLists::end();
-    lists.ids[depth * lists.stride + rank] = key_node(key);
+  for (int i = lane; i < listed; i += 32) {
+    const uint64_t key = list[i];
+    const int rank = rank_among(list, listed, key);
+    if (rank >= top_k) continue;
+    costs[rank] = fabsf(child_log_prob(key_score(key), lse));
+    ids[rank] = key_node(key);
   }
-  return is_bad;
+  return false;
 }
 
 __device__ __forceinline__ void write_nodes(const DraftParams& params, int64_t batch, const DraftLists& lists,
@@ -389,15 +394,15 @@ __device__ __forceinline__ void write_nodes(const DraftParams& params, int64_t b
     const bool is_valid = i < valid;
     int32_t token = i == 0 ? root : 0, depth = 0;
     if (is_valid && i > 0) {
-      const uint32_t place = nodes.places[i];
-      token = static_cast<int32_t>(lists.ids[(place >> 8) * lists.stride + (place & 0xff)]);
+      const uint32_t place = nodes.origins[i].place;
+      token = static_cast<int32_t>(lists.ids[place]);
       if (params.vocab_map) token = params.vocab_map[token];
-      depth = static_cast<int32_t>(place >> 8) + 1;
+      depth = static_cast<int32_t>(place) / lists.stride + 1;
     }
     out.node_token_ids[at] = token;
     out.verify_token_ids[at] = token;
     out.node_depths[at] = depth;
-    out.parent_ids[at] = is_valid && i > 0 ? static_cast<int32_t>(nodes.parents[i]) : -1;
+    out.parent_ids[at] = is_valid && i > 0 ? static_cast<int32_t>(nodes.origins[i].parent) : -1;
     out.node_scores[at] = is_valid ? 0.0f - nodes.offers[i].cost : -INFINITY;  // 0 - 0, as -0 would not be 0's bytes
     out.verify_position_ids[at] = is_valid ? base + depth : 0;
     out.select_token_indices[at] = i;
@@ -431,29 +436,30 @@ __device__ __forceinline__ void finish_batch(const DraftParams& params, int64_t 
     if (merge_depth(params, batch * depths + depth, depth, lists, list, lane)) tree.is_bad = 1;
   for (int i = threadIdx.x; i < 2 * stride; i += kDraftThreads) lists.costs[depths * stride + i] = DraftLists::end();
   __syncthreads();
-  DraftNodes nodes;
-  nodes.offers = reinterpret_cast<DraftOffer*>(memory);
-  nodes.parents = reinterpret_cast<uint32_t*>(nodes.offers + sizes.num_nodes);
-  nodes.places = nodes.parents + sizes.num_nodes;
-  nodes.masks = nodes.places + sizes.num_nodes;
+  const DraftNodes nodes{reinterpret_cast<DraftOffer*>(memory),
+                         reinterpret_cast<DraftOrigin*>(memory + sizeof(DraftOffer) * sizes.num_nodes)};
+  uint32_t* masks = reinterpret_cast<uint32_t*>(nodes.origins + sizes.num_nodes);
   if (warp == 0) {
     int valid;
     if (sizes.num_nodes <= 32)
-      valid = grow<1>(lists, nodes, sizes.num_nodes, words);
+      valid = grow<1>(lists, nodes, sizes.num_nodes);
     else if (sizes.num_nodes <= 64)
-      valid = grow<2>(lists, nodes, sizes.num_nodes, words);
+      valid = grow<2>(lists, nodes, sizes.num_nodes);
     else if (sizes.num_nodes <= 128)
-      valid = grow<4>(lists, nodes, sizes.num_nodes, words);
+      valid = grow<4>(lists, nodes, sizes.num_nodes);
     else
-      valid = grow<8>(lists, nodes, sizes.num_nodes, words);
+      valid = grow<8>(lists, nodes, sizes.num_nodes);
     if (lane == 0) tree.valid = valid;
   }
   __syncthreads();
+  collect_masks(nodes, tree.valid, words, masks);
   write_nodes(params, batch, lists, nodes, tree.valid, root, base);
-  write_masks(sizes, params.out, batch, nodes, tree.valid);
-  // A node is a thread's: there are as many threads as nodes at most.
+  __syncthreads();
+  write_masks(sizes, params.out, batch, masks, tree.valid);
+  // A node is a thread's: there are as many threads as nodes at most. A node with all its children in the tree offers
+  // what stands behind the last.
   const bool is_full = static_cast<int>(threadIdx.x) < tree.valid &&
-                       static_cast<int>(nodes.offers[threadIdx.x].place & 0xff) == sizes.top_k;
+                       static_cast<int>((nodes.offers[threadIdx.x].places & 0xffff) % stride) == sizes.top_k;
   const bool is_truncated = __syncthreads_or(is_full) && sizes.vocab_size > sizes.top_k;
   if (threadIdx.x == 0)
     params.out.status[batch] = (tree.is_bad ? kDraftBadRow : 0) | (is_truncated ? kDraftTruncated : 0);

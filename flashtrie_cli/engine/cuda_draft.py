@@ -122,10 +122,11 @@ def tiling(plan: DraftPlan, logits: int) -> tuple[int, int]:
 
 
 def chunk_tiles(plan: DraftPlan, tiles: int, num_multiprocessors: int) -> int:
-    """Tiles of a chunk: one while all blocks of the launch run at once, else more, so that less is merged."""
+    """Tiles of a chunk: one while two rounds of blocks or fewer read everything, more when there are many, so that
+    less is merged. Measured on an H200: docs/benchmarks/draft.md."""
     blocks = BLOCKS_PER_MULTIPROCESSOR * num_multiprocessors
-    wanted = -(-plan.batch_size * plan.num_depths * tiles // blocks)
-    return max(1, min(wanted, MAX_CHUNK_TILES, tiles))
+    rounds = plan.batch_size * plan.num_depths * tiles / blocks
+    return max(1, min(int(rounds / 2), MAX_CHUNK_TILES, tiles))
 
 
 def _workspace_parts(plan: DraftPlan) -> tuple[int, int, int]:
