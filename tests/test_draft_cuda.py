@@ -40,7 +40,7 @@ def test_constants_are_the_kernels() -> None:
     block, kernel = constants("flashtrie/draft_block.cuh"), constants("kernels/draft.cu")
     assert int(block["kDraftThreads"]) == cuda_draft.THREADS
     assert int(kernel["kThreadLogits"]) * cuda_draft.THREADS == cuda_draft.TILE_LOGITS
-    stride = int(block["kMergeCapacity"]) + 4 + int(block["kDraftMaxTopK"])
+    stride = int(block["kMergeCapacity"]) + int(block["kDraftMaxTopK"])
     assert 8 * stride * cuda_draft.THREADS // 32 == cuda_draft.MERGE_BYTES
 
 

@@ -78,25 +78,25 @@ __device__ __forceinline__ int power_of_two_at_least(int x) { return x <= 1 ? 1 
 // A warp's merge list: kept keys and new ones, and room to sort the kept ones into. The code of the block that comes last
 // runs once and mostly waits for its instructions, so it is written to be short.
 constexpr int kMergeCapacity = 256;
-constexpr int kMergeStride = kMergeCapacity + 4 + kDraftMaxTopK;
+constexpr int kMergeStride = kMergeCapacity + kDraftMaxTopK;
 
-// How many of the keys at `list` are greater; `list` is aligned to 16 bytes and padded with zeros to a multiple of 4.
+// How many of the n keys at `list`, which is aligned to 16 bytes, are greater.
 __device__ __forceinline__ int rank_among(const uint64_t* list, int n, uint64_t key) {
   const ulonglong2* pairs = reinterpret_cast<const ulonglong2*>(list);
-  int rank = 0;
+  int rank = 0, i = 0;
 #pragma unroll 1
-  for (int i = 0; i < n; i += 4) {
+  for (; i + 4 <= n; i += 4) {
     const ulonglong2 first = pairs[i / 2], second = pairs[i / 2 + 1];
     rank += (first.x > key ? 1 : 0) + (first.y > key ? 1 : 0) + (second.x > key ? 1 : 0) + (second.y > key ? 1 : 0);
   }
+#pragma unroll 1
+  for (; i < n; ++i) rank += list[i] > key ? 1 : 0;
   return rank;
 }
 
 // One warp: the top_k largest of the n <= kMergeCapacity unique keys in `list`, sorted to its front; returns how many.
 __device__ __forceinline__ int keep_best(uint64_t* list, int n, int top_k, int lane) {
-  uint64_t* sorted = list + kMergeCapacity + 4;
-  if (lane < 4) list[n + lane] = 0;
-  __syncwarp();
+  uint64_t* sorted = list + kMergeCapacity;
 #pragma unroll 1
   for (int i = lane; i < n; i += 32) {
     const uint64_t key = list[i];

@@ -161,7 +161,7 @@ struct Chunk {
 };
 
 struct ScanShared {
-  alignas(16) uint64_t list[kListCapacity + 4];  // zeros behind the keys
+  alignas(16) uint64_t list[kListCapacity];
   uint32_t warp_bounds[2][kDraftWarps];          // by turns, so that one barrier a tile is enough
   uint32_t warp_totals[kDraftWarps];
   ExpSum warp_sums[kDraftWarps];
@@ -199,7 +199,6 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
     for (int step = 16; step > 0; step >>= 1) count += __shfl_xor_sync(kWholeWarp, count, step);
     if (block_total(shared, count, warp, lane) >= static_cast<uint32_t>(top_k)) kth = trial;
   }
-  for (int i = threadIdx.x; i < kListCapacity + 4; i += kDraftThreads) shared.list[i] = 0;
   if (threadIdx.x == 0) shared.num_listed = 0;
   __syncthreads();
 #pragma unroll 1
@@ -252,7 +251,6 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
   // The bound comes from groups of lanes, top_k of them at least, in the warps that a tile fills.
   const int full_warps = max(1, min(kDraftWarps, chunk.tile_packs / 32));
   const int groups = power_of_two_at_least((top_k + full_warps - 1) / full_warps);  // of a warp
-  for (int i = threadIdx.x; i < kListCapacity + 4; i += kDraftThreads) shared.list[i] = 0;
   if (threadIdx.x == 0) shared.num_listed = 0;
   ExpSum running{-INFINITY, 0.0f};  // the warp's peak, the lane's sum
   float lowest = -INFINITY;         // the bound, once there is one
@@ -312,7 +310,7 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
 }
 
 // One warp: keys of all chunks of one row, the best top_k among them, into `list`; a lane looks at one chunk's keys,
-// which descend. Returns how many there are, at most kMergeCapacity, with zeros behind.
+// which descend. Returns how many there are, at most kMergeCapacity.
 __device__ __forceinline__ int merge_keys(const uint64_t* keys, int num_chunks, int top_k, uint64_t* list, int lane) {
   constexpr int kStep = 4;  // ranks loaded together; deeper ones are hardly ever needed
   const int num_groups = power_of_two_at_least(top_k);
@@ -330,6 +328,7 @@ __device__ __forceinline__ int merge_keys(const uint64_t* keys, int num_chunks, 
       for (int i = 0; i < kStep; ++i) found[i] = is_kept && rank + i < top_k ? __ldcg(mine + rank + i) : 0;
       if (rank == 0) bound = max(bound, group_bound(static_cast<uint32_t>(found[0] >> 32), num_groups));
       if (listed > kMergeCapacity - 32 * kStep) {
+        __syncwarp();
         listed = keep_best(list, listed, top_k, lane);
         bound = max(bound, static_cast<uint32_t>(list[top_k - 1] >> 32));
       }
@@ -342,7 +341,6 @@ __device__ __forceinline__ int merge_keys(const uint64_t* keys, int num_chunks, 
       }
     }
   }
-  if (lane < 4) list[listed + lane] = 0;
   __syncwarp();
   return listed;
 }
@@ -481,11 +479,10 @@ __device__ __forceinline__ void build(const DraftParams& params) {
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ TreeShared tree;
   const DraftSizes& sizes = params.sizes;
-  const uint32_t chunks = params.num_chunks, depths = sizes.num_depths();
-  const uint32_t parts = max(chunks * depths, 1u);  // a tree of one node has none to scan
-  const int64_t batch = blockIdx.x / parts;
-  if (depths > 0) {
-    const uint32_t part = blockIdx.x % parts, depth = part / chunks, chunk = part % chunks;
+  const uint32_t chunks = params.num_chunks, depths = sizes.num_depths();  // grid: chunks, depths, batch rows
+  const int64_t batch = blockIdx.z;
+  if (depths > 0) {  // a tree of one node has nothing to scan
+    const uint32_t depth = blockIdx.y, chunk = blockIdx.x;
     const T* row = static_cast<const T*>(params.logits) +
                    (batch * sizes.block_size + sizes.first_row + depth) * static_cast<int64_t>(sizes.vocab_size);
     const int64_t slot = (batch * depths + depth) * chunks + chunk;
@@ -496,6 +493,7 @@ __device__ __forceinline__ void build(const DraftParams& params) {
   }
   if (threadIdx.x == 0) tree.is_bad = 0;
   __syncthreads();
+  const uint32_t parts = gridDim.x * gridDim.y;
   if (threadIdx.x == 0) tree.is_last = take_ticket(params.tickets + batch, parts) == parts - 1;
   __syncthreads();
   if (tree.is_last) finish_batch(params, batch, memory, tree);

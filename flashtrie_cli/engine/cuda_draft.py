@@ -17,13 +17,13 @@ from flashtrie_cli.errors import EngineUnavailable, InputError, UsageError
 THREADS = 256
 TILE_LOGITS = 8192
 """Most logits that one block reads at a time (kTileLogits)."""
-MERGE_BYTES = 8 * 292 * (THREADS // 32)
+MERGE_BYTES = 8 * 288 * (THREADS // 32)
 """Shared memory of the warps' merge lists (kMergeStride)."""
 BLOCKS_PER_MULTIPROCESSOR = 4
 """Blocks that run at once (FT_DRAFT_BLOCKS)."""
 MAX_CHUNK_TILES = 4
 _ALIGNMENT = 256
-_MAX_GRID = (1 << 31) - 1
+_MAX_GRID_Z = 65_535
 
 _pointer = ctypes.c_void_p
 
@@ -151,8 +151,8 @@ def shared_bytes(plan: DraftPlan) -> int:
 
 def fill_params(
     plan: DraftPlan, pointers: dict[str, int], workspace: int, num_multiprocessors: int
-) -> tuple[DraftParams, int]:
-    """The kernel's parameters and its number of blocks, from pointers by name (inputs and outputs)."""
+) -> tuple[DraftParams, tuple[int, int, int]]:
+    """The kernel's parameters and its grid, from pointers by name (inputs and outputs)."""
     params = DraftParams()
     for name in ("batch_size", "block_size", "vocab_size", "num_nodes", "top_k", "first_row"):
         setattr(params.sizes, name, getattr(plan, name))
@@ -167,10 +167,10 @@ def fill_params(
     params.num_tiles, params.tile_packs = tiling(plan, pointers["logits"])
     params.chunk_tiles = chunk_tiles(plan, params.num_tiles, num_multiprocessors)
     params.num_chunks = -(-params.num_tiles // params.chunk_tiles)
-    grid = plan.batch_size * max(plan.num_depths * params.num_chunks, 1)
-    if grid > _MAX_GRID:
-        raise UsageError(f"{grid} blocks do not fit into one launch", hint="split the batch")
-    return params, grid
+    if plan.batch_size > _MAX_GRID_Z:
+        raise UsageError(f"{plan.batch_size} batch rows do not fit into one launch", hint="split the batch")
+    chunks = params.num_chunks if plan.num_depths else 1
+    return params, (chunks, max(plan.num_depths, 1), plan.batch_size)
 
 
 class PreparedDraft:
