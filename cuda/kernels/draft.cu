@@ -104,54 +104,67 @@ struct Pack<__half> {
   __device__ static __half2 pair_of(const uint32_t& word) { return reinterpret_cast<const __half2&>(word); }
 };
 
-// What a thread holds of a tile: its packs, in ascending order of ids.
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ float widen(Bfloat16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
+__device__ __forceinline__ float widen(__half x) { return __half2float(x); }
+
+// Starts a copy of 16 bytes to shared memory, which finish_copies() waits for.
+__device__ __forceinline__ void start_copy(uint4* to, const uint4* from) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+               "l"(from)
+               : "memory");
+#else
+  *to = *from;
+#endif
+}
+
+__device__ __forceinline__ void finish_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// A thread's own packs of a tile, in shared memory, in ascending order of ids. They stay there rather than in registers
+// because registers cannot be looped over: a kernel's time at batch 1 goes by the instructions that it runs for the
+// first time, and loops have few.
 template <typename T>
 struct TilePart {
-  static constexpr int kLoads = Pack<T>::kLoads;
-  uint4 packs[kLoads];
+  uint4* packs;  // every kDraftThreads-th is this thread's
   int first_id;  // id of the first element of the first pack; may be negative
 
+  __device__ uint4 pack(int load) const { return packs[load * kDraftThreads]; }
   __device__ int id(int load, int i) const { return first_id + load * kDraftThreads * Pack<T>::kCount + i; }
 };
 
 // Rows start anywhere, 16-byte loads do not: elements before and behind the row count as -inf and are not read.
 template <typename T>
-__device__ __forceinline__ uint4 load_edge(const T* row, int vocab_size, int first) {
+__device__ __noinline__ void load_edge(const T* row, int vocab_size, int first, uint4* to) {
   constexpr int kCount = Pack<T>::kCount;
-  if (first >= 0 && first + kCount <= vocab_size) return __ldcs(reinterpret_cast<const uint4*>(row + first));
   const uint32_t blank = Pack<T>::kMinusInfinity;
-  uint4 pack = make_uint4(blank, blank, blank, blank);
-  if (first + kCount <= 0 || first >= vocab_size) return pack;
-  T* elements = reinterpret_cast<T*>(&pack);
-#pragma unroll
+  *to = make_uint4(blank, blank, blank, blank);
+  T* elements = reinterpret_cast<T*>(to);
+#pragma unroll 1
   for (int i = 0; i < kCount; ++i)
     if (first + i >= 0 && first + i < vocab_size) elements[i] = row[first + i];
-  return pack;
 }
 
 template <typename T>
-__device__ __forceinline__ TilePart<T> load_tile(const T* row, int vocab_size, int tile, int tile_packs) {
-  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads, kLast = (kLoads - 1) * kDraftThreads;
+__device__ __forceinline__ TilePart<T> load_tile(const T* row, int vocab_size, int tile, int tile_packs, uint4* buffer) {
+  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
   const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % kCount);
-  const int tile_first = tile * tile_packs * kCount - shift;
   const int thread = static_cast<int>(threadIdx.x);
-  const uint32_t blank = Pack<T>::kMinusInfinity;
-  TilePart<T> part;
-  part.first_id = tile_first + thread * kCount;
-  part.packs[kLoads - 1] = make_uint4(blank, blank, blank, blank);
-  if (tile_packs > kLast && tile_first >= 0 && tile_first + tile_packs * kCount <= vocab_size) {
-#pragma unroll
-    for (int load = 0; load < kLoads - 1; ++load)
-      part.packs[load] = __ldcs(reinterpret_cast<const uint4*>(row + part.id(load, 0)));
-    if (kLast + thread < tile_packs)
-      part.packs[kLoads - 1] = __ldcs(reinterpret_cast<const uint4*>(row + part.id(kLoads - 1, 0)));
-  } else {
-#pragma unroll
-    for (int load = 0; load < kLoads; ++load) {
-      const bool is_inside = load * kDraftThreads + thread < tile_packs;
-      part.packs[load] = load_edge(row, vocab_size, is_inside ? part.id(load, 0) : vocab_size);
-    }
+  const TilePart<T> part{buffer + thread, (tile * tile_packs + thread) * kCount - shift};
+#pragma unroll 1
+  for (int load = 0; load < kLoads; ++load) {
+    const int first = load * kDraftThreads + thread < tile_packs ? part.id(load, 0) : vocab_size;
+    uint4* to = part.packs + load * kDraftThreads;
+    if (first >= 0 && first + kCount <= vocab_size)
+      start_copy(to, reinterpret_cast<const uint4*>(row + first));
+    else
+      load_edge(row, vocab_size, first, to);
   }
+  finish_copies();
   return part;
 }
 
@@ -166,6 +179,7 @@ struct ScanShared {
   uint32_t warp_totals[kDraftWarps];
   ExpSum warp_sums[kDraftWarps];
   uint32_t num_listed;
+  alignas(16) uint4 packs[kThreadLogits / 4 * kDraftThreads];  // of the tile at hand; 16-bit logits take half of it
 };
 
 __device__ __forceinline__ uint32_t block_total(ScanShared& shared, uint32_t warp_total, int warp, int lane) {
@@ -191,10 +205,10 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
     uint32_t count = 0;
 #pragma unroll 1
     for (int tile = chunk.first; tile < chunk.last; ++tile) {
-      const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
+      const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs, shared.packs);
 #pragma unroll 1
       for (int load = 0; load < kLoads; ++load)
-        for (int i = 0; i < kCount; ++i) count += ordered_score(Pack<T>::get(part.packs[load], i)) >= trial ? 1 : 0;
+        for (int i = 0; i < kCount; ++i) count += ordered_score(Pack<T>::get(part.pack(load), i)) >= trial ? 1 : 0;
     }
     for (int step = 16; step > 0; step >>= 1) count += __shfl_xor_sync(kWholeWarp, count, step);
     if (block_total(shared, count, warp, lane) >= static_cast<uint32_t>(top_k)) kth = trial;
@@ -203,11 +217,11 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
   __syncthreads();
 #pragma unroll 1
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
-    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
+    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs, shared.packs);
 #pragma unroll 1
     for (int load = 0; load < kLoads; ++load)
       for (int i = 0; i < kCount; ++i) {
-        const float x = Pack<T>::get(part.packs[load], i);
+        const float x = Pack<T>::get(part.pack(load), i);
         if (ordered_score(x) > kth) shared.list[atomicAdd(&shared.num_listed, 1u)] = rank_key(x, part.id(load, i));
       }
   }
@@ -215,12 +229,12 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
   uint32_t next = shared.num_listed;
 #pragma unroll 1
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
-    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
+    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs, shared.packs);
 #pragma unroll 1
     for (int load = 0; load < kLoads && next < static_cast<uint32_t>(top_k); ++load) {
       uint32_t before = 0, total = 0;  // equals in lower lanes; in the warp
       for (int i = 0; i < kCount; ++i) {
-        const uint32_t votes = __ballot_sync(kWholeWarp, ordered_score(Pack<T>::get(part.packs[load], i)) == kth);
+        const uint32_t votes = __ballot_sync(kWholeWarp, ordered_score(Pack<T>::get(part.pack(load), i)) == kth);
         before += __popc(votes & lanes_below(lane));
         total += __popc(votes);
       }
@@ -228,7 +242,7 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
       uint32_t at = next + before;
       for (int i = 0; i < warp; ++i) at += shared.warp_totals[i];
       for (int i = 0; i < kCount; ++i) {
-        const float x = Pack<T>::get(part.packs[load], i);
+        const float x = Pack<T>::get(part.pack(load), i);
         if (ordered_score(x) != kth) continue;
         if (at < static_cast<uint32_t>(top_k)) shared.list[at] = rank_key(x, part.id(load, i));
         ++at;
@@ -256,10 +270,10 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
   float lowest = -INFINITY;         // the bound, once there is one
 #pragma unroll 1
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
-    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
+    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs, shared.packs);
     float peak = -INFINITY;
-#pragma unroll
-    for (int load = 0; load < kLoads; ++load) peak = fmaxf(peak, Pack<T>::peak(part.packs[load]));
+#pragma unroll 2
+    for (int load = 0; load < kLoads; ++load) peak = fmaxf(peak, Pack<T>::peak(part.pack(load)));
     const uint32_t ordered_peak = ordered_score(peak);
     const float warp_peak = fmaxf(running.peak, score_of(warp_max(ordered_peak)));
     if (!(lowest > -FLT_MAX)) {  // the same in the whole block
@@ -273,18 +287,22 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
     }
     const float base = exp_base(warp_peak);
     float sums[4] = {running.sum * fast_exp(running.peak - base), 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+    for (int load = 0; load < kLoads; ++load) {
+      const uint4 pack = part.pack(load);
 #pragma unroll
-    for (int load = 0; load < kLoads; ++load)
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) sums[i % 4] += fast_exp(Pack<T>::get(part.packs[load], i) - base);
+      for (int i = 0; i < kCount; ++i) sums[i % 4] += fast_exp(Pack<T>::get(pack, i) - base);
+    }
     running = {warp_peak, (sums[0] + sums[1]) + (sums[2] + sums[3])};
     if (!(peak >= lowest)) continue;
-#pragma unroll
+#pragma unroll 1
     for (int load = 0; load < kLoads; ++load) {
-      if (!(Pack<T>::peak(part.packs[load]) >= lowest)) continue;
-#pragma unroll
+      const uint4 pack = part.pack(load);
+      if (!(Pack<T>::peak(pack) >= lowest)) continue;
+      const T* elements = reinterpret_cast<const T*>(part.packs + load * kDraftThreads);
+#pragma unroll 1
       for (int i = 0; i < kCount; ++i) {
-        const float x = Pack<T>::get(part.packs[load], i);
+        const float x = widen(elements[i]);
         if (!(x >= lowest)) continue;
         const uint32_t at = atomicAdd(&shared.num_listed, 1u);
         if (at < kListCapacity) shared.list[at] = rank_key(x, part.id(load, i));

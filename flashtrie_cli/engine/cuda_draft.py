@@ -19,6 +19,8 @@ TILE_LOGITS = 8192
 """Most logits that one block reads at a time (kTileLogits)."""
 MERGE_BYTES = 8 * 288 * (THREADS // 32)
 """Shared memory of the warps' merge lists (kMergeStride)."""
+SCAN_BYTES = 8 * 1024 + 176
+"""Shared memory of a block's scan, the tile itself aside (ScanShared before its packs)."""
 BLOCKS_PER_MULTIPROCESSOR = 4
 """Blocks that run at once (FT_DRAFT_BLOCKS)."""
 MAX_CHUNK_TILES = 4
@@ -144,9 +146,11 @@ def workspace_size(plan: DraftPlan) -> int:
 
 
 def shared_bytes(plan: DraftPlan) -> int:
-    """Dynamic shared memory of a block: merge lists (or a chunk's list, or the nodes), then the candidate
-    lists."""
-    return MERGE_BYTES + 4 * (2 * plan.num_depths + 2) * (plan.top_k + 2)
+    """Dynamic shared memory of a block: first a tile and its list, in the end merge lists (then the nodes) and the
+    candidate lists."""
+    tile = TILE_LOGITS * (4 if plan.logit_type == "float32" else 2)
+    finish = MERGE_BYTES + 4 * (2 * plan.num_depths + 2) * (plan.top_k + 2)
+    return max(SCAN_BYTES + tile, finish)
 
 
 def fill_params(
