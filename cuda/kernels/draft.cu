@@ -2,10 +2,10 @@
 //
 // A row of logits is cut into equal tiles of at most 8,192, a chunk is one or a few tiles in turn. Every block reads one chunk once,
 // 16 bytes a load and a tile's loads all in flight together, and leaves the chunk's top_k values and its sum of
-// exponentials in the workspace. The block that comes last for a batch row merges the chunks, grows the tree in one warp
-// and writes all outputs.
+// exponentials in the workspace. The block that comes last for a row of logits merges its chunks into a candidate list;
+// the one that comes last for a batch row grows the tree in one warp and writes all outputs.
 //
-// Reads a batch row: (block - 1) * V logits once; the workspace of its chunks, 8 top_k + 8 bytes a chunk, from L2.
+// Reads a batch row: (block - 1) * V logits once; from L2 the workspace, 8 top_k + 8 bytes a chunk and 8 top_k a row.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <float.h>
@@ -31,7 +31,9 @@ struct DraftParams {
   const int32_t* vocab_map;
   uint64_t* chunk_keys;  // [B, depths, chunks, top_k] rank keys (logit, id), descending; 0: none
   ExpSum* chunk_sums;    // [B, depths, chunks]
-  uint32_t* tickets;     // [B], zero before and after every launch
+  float* row_costs;      // [B, depths, top_k] negated log-probs of each row's candidates, then ends
+  uint32_t* row_ids;     // [B, depths, top_k]
+  uint32_t* tickets;     // [B, depths] of the rows, then [B] of the batch; zero before and after every launch
   int32_t num_chunks;    // of a row
   int32_t num_tiles;     // of a row
   int32_t tile_packs;    // 16-byte packs of a tile; the last tile of a row may have fewer
@@ -104,67 +106,54 @@ struct Pack<__half> {
   __device__ static __half2 pair_of(const uint32_t& word) { return reinterpret_cast<const __half2&>(word); }
 };
 
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ float widen(Bfloat16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
-__device__ __forceinline__ float widen(__half x) { return __half2float(x); }
-
-// Starts a copy of 16 bytes to shared memory, which finish_copies() waits for.
-__device__ __forceinline__ void start_copy(uint4* to, const uint4* from) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-               "l"(from)
-               : "memory");
-#else
-  *to = *from;
-#endif
-}
-
-__device__ __forceinline__ void finish_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
-// A thread's own packs of a tile, in shared memory, in ascending order of ids. They stay there rather than in registers
-// because registers cannot be looped over: a kernel's time at batch 1 goes by the instructions that it runs for the
-// first time, and loops have few.
+// What a thread holds of a tile: its packs, in ascending order of ids.
 template <typename T>
 struct TilePart {
-  uint4* packs;  // every kDraftThreads-th is this thread's
+  static constexpr int kLoads = Pack<T>::kLoads;
+  uint4 packs[kLoads];
   int first_id;  // id of the first element of the first pack; may be negative
 
-  __device__ uint4 pack(int load) const { return packs[load * kDraftThreads]; }
   __device__ int id(int load, int i) const { return first_id + load * kDraftThreads * Pack<T>::kCount + i; }
 };
 
 // Rows start anywhere, 16-byte loads do not: elements before and behind the row count as -inf and are not read.
 template <typename T>
-__device__ __noinline__ void load_edge(const T* row, int vocab_size, int first, uint4* to) {
+__device__ __forceinline__ uint4 load_edge(const T* row, int vocab_size, int first) {
   constexpr int kCount = Pack<T>::kCount;
+  if (first >= 0 && first + kCount <= vocab_size) return __ldcs(reinterpret_cast<const uint4*>(row + first));
   const uint32_t blank = Pack<T>::kMinusInfinity;
-  *to = make_uint4(blank, blank, blank, blank);
-  T* elements = reinterpret_cast<T*>(to);
-#pragma unroll 1
+  uint4 pack = make_uint4(blank, blank, blank, blank);
+  if (first + kCount <= 0 || first >= vocab_size) return pack;
+  T* elements = reinterpret_cast<T*>(&pack);
+#pragma unroll
   for (int i = 0; i < kCount; ++i)
     if (first + i >= 0 && first + i < vocab_size) elements[i] = row[first + i];
+  return pack;
 }
 
 template <typename T>
-__device__ __forceinline__ TilePart<T> load_tile(const T* row, int vocab_size, int tile, int tile_packs, uint4* buffer) {
-  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
+__device__ __forceinline__ TilePart<T> load_tile(const T* row, int vocab_size, int tile, int tile_packs) {
+  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads, kLast = (kLoads - 1) * kDraftThreads;
   const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % kCount);
+  const int tile_first = tile * tile_packs * kCount - shift;
   const int thread = static_cast<int>(threadIdx.x);
-  const TilePart<T> part{buffer + thread, (tile * tile_packs + thread) * kCount - shift};
-#pragma unroll 1
-  for (int load = 0; load < kLoads; ++load) {
-    const int first = load * kDraftThreads + thread < tile_packs ? part.id(load, 0) : vocab_size;
-    uint4* to = part.packs + load * kDraftThreads;
-    if (first >= 0 && first + kCount <= vocab_size)
-      start_copy(to, reinterpret_cast<const uint4*>(row + first));
-    else
-      load_edge(row, vocab_size, first, to);
+  const uint32_t blank = Pack<T>::kMinusInfinity;
+  TilePart<T> part;
+  part.first_id = tile_first + thread * kCount;
+  part.packs[kLoads - 1] = make_uint4(blank, blank, blank, blank);
+  if (tile_packs > kLast && tile_first >= 0 && tile_first + tile_packs * kCount <= vocab_size) {
+#pragma unroll
+    for (int load = 0; load < kLoads - 1; ++load)
+      part.packs[load] = __ldcs(reinterpret_cast<const uint4*>(row + part.id(load, 0)));
+    if (kLast + thread < tile_packs)
+      part.packs[kLoads - 1] = __ldcs(reinterpret_cast<const uint4*>(row + part.id(kLoads - 1, 0)));
+  } else {
+#pragma unroll
+    for (int load = 0; load < kLoads; ++load) {
+      const bool is_inside = load * kDraftThreads + thread < tile_packs;
+      part.packs[load] = load_edge(row, vocab_size, is_inside ? part.id(load, 0) : vocab_size);
+    }
   }
-  finish_copies();
   return part;
 }
 
@@ -179,7 +168,6 @@ struct ScanShared {
   uint32_t warp_totals[kDraftWarps];
   ExpSum warp_sums[kDraftWarps];
   uint32_t num_listed;
-  alignas(16) uint4 packs[kThreadLogits / 4 * kDraftThreads];  // of the tile at hand; 16-bit logits take half of it
 };
 
 __device__ __forceinline__ uint32_t block_total(ScanShared& shared, uint32_t warp_total, int warp, int lane) {
@@ -205,10 +193,10 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
     uint32_t count = 0;
 #pragma unroll 1
     for (int tile = chunk.first; tile < chunk.last; ++tile) {
-      const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs, shared.packs);
+      const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
 #pragma unroll 1
       for (int load = 0; load < kLoads; ++load)
-        for (int i = 0; i < kCount; ++i) count += ordered_score(Pack<T>::get(part.pack(load), i)) >= trial ? 1 : 0;
+        for (int i = 0; i < kCount; ++i) count += ordered_score(Pack<T>::get(part.packs[load], i)) >= trial ? 1 : 0;
     }
     for (int step = 16; step > 0; step >>= 1) count += __shfl_xor_sync(kWholeWarp, count, step);
     if (block_total(shared, count, warp, lane) >= static_cast<uint32_t>(top_k)) kth = trial;
@@ -217,11 +205,11 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
   __syncthreads();
 #pragma unroll 1
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
-    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs, shared.packs);
+    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
 #pragma unroll 1
     for (int load = 0; load < kLoads; ++load)
       for (int i = 0; i < kCount; ++i) {
-        const float x = Pack<T>::get(part.pack(load), i);
+        const float x = Pack<T>::get(part.packs[load], i);
         if (ordered_score(x) > kth) shared.list[atomicAdd(&shared.num_listed, 1u)] = rank_key(x, part.id(load, i));
       }
   }
@@ -229,12 +217,12 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
   uint32_t next = shared.num_listed;
 #pragma unroll 1
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
-    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs, shared.packs);
+    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
 #pragma unroll 1
     for (int load = 0; load < kLoads && next < static_cast<uint32_t>(top_k); ++load) {
       uint32_t before = 0, total = 0;  // equals in lower lanes; in the warp
       for (int i = 0; i < kCount; ++i) {
-        const uint32_t votes = __ballot_sync(kWholeWarp, ordered_score(Pack<T>::get(part.pack(load), i)) == kth);
+        const uint32_t votes = __ballot_sync(kWholeWarp, ordered_score(Pack<T>::get(part.packs[load], i)) == kth);
         before += __popc(votes & lanes_below(lane));
         total += __popc(votes);
       }
@@ -242,7 +230,7 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
       uint32_t at = next + before;
       for (int i = 0; i < warp; ++i) at += shared.warp_totals[i];
       for (int i = 0; i < kCount; ++i) {
-        const float x = Pack<T>::get(part.pack(load), i);
+        const float x = Pack<T>::get(part.packs[load], i);
         if (ordered_score(x) != kth) continue;
         if (at < static_cast<uint32_t>(top_k)) shared.list[at] = rank_key(x, part.id(load, i));
         ++at;
@@ -270,10 +258,10 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
   float lowest = -INFINITY;         // the bound, once there is one
 #pragma unroll 1
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
-    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs, shared.packs);
+    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
     float peak = -INFINITY;
-#pragma unroll 2
-    for (int load = 0; load < kLoads; ++load) peak = fmaxf(peak, Pack<T>::peak(part.pack(load)));
+#pragma unroll
+    for (int load = 0; load < kLoads; ++load) peak = fmaxf(peak, Pack<T>::peak(part.packs[load]));
     const uint32_t ordered_peak = ordered_score(peak);
     const float warp_peak = fmaxf(running.peak, score_of(warp_max(ordered_peak)));
     if (!(lowest > -FLT_MAX)) {  // the same in the whole block
@@ -287,22 +275,18 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
     }
     const float base = exp_base(warp_peak);
     float sums[4] = {running.sum * fast_exp(running.peak - base), 0.0f, 0.0f, 0.0f};
-#pragma unroll 1
-    for (int load = 0; load < kLoads; ++load) {
-      const uint4 pack = part.pack(load);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) sums[i % 4] += fast_exp(Pack<T>::get(pack, i) - base);
-    }
+    for (int load = 0; load < kLoads; ++load)
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sums[i % 4] += fast_exp(Pack<T>::get(part.packs[load], i) - base);
     running = {warp_peak, (sums[0] + sums[1]) + (sums[2] + sums[3])};
     if (!(peak >= lowest)) continue;
-#pragma unroll 1
+#pragma unroll
     for (int load = 0; load < kLoads; ++load) {
-      const uint4 pack = part.pack(load);
-      if (!(Pack<T>::peak(pack) >= lowest)) continue;
-      const T* elements = reinterpret_cast<const T*>(part.packs + load * kDraftThreads);
-#pragma unroll 1
+      if (!(Pack<T>::peak(part.packs[load]) >= lowest)) continue;
+#pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const float x = widen(elements[i]);
+        const float x = Pack<T>::get(part.packs[load], i);
         if (!(x >= lowest)) continue;
         const uint32_t at = atomicAdd(&shared.num_listed, 1u);
         if (at < kListCapacity) shared.list[at] = rank_key(x, part.id(load, i));
@@ -376,19 +360,22 @@ __device__ __forceinline__ ExpSum merge_sums(const ExpSum* sums, int num_chunks,
   return joined;
 }
 
-// One warp: the candidates of one depth, with their costs, into the shared lists. Returns whether the row is bad.
-__device__ __forceinline__ bool merge_depth(const DraftParams& params, int64_t row, int depth, const DraftLists& lists,
-                                            uint64_t* list, int lane) {
+constexpr uint32_t kBadRowCost = 0x7ffffffeu;  // bits of a NaN that, unlike the list's end, says that the row is bad
+
+// One warp: the candidates of one row of logits, with their costs, into the workspace.
+__device__ __forceinline__ void merge_row(const DraftParams& params, int64_t row, uint64_t* list, int lane) {
   const int top_k = params.sizes.top_k, num_chunks = params.num_chunks;
   const ExpSum joined = merge_sums(params.chunk_sums + row * num_chunks, num_chunks, lane);
   const int listed = merge_keys(params.chunk_keys + row * num_chunks * top_k, num_chunks, top_k, list, lane);
   const bool is_bad = !(joined.sum < INFINITY) || joined.peak == INFINITY;
   const float lse = joined.peak + logf(joined.sum);
-  float* costs = lists.costs + depth * lists.stride;
-  uint32_t* ids = lists.ids + depth * lists.stride;
-  for (int rank = lane; rank < lists.stride; rank += 32)
-    if (is_bad || rank >= min(listed, top_k)) costs[rank] = DraftLists::end();
-  if (is_bad) return true;
+  float* costs = params.row_costs + row * top_k;
+  uint32_t* ids = params.row_ids + row * top_k;
+  if (lane < top_k && (is_bad || lane >= listed)) {
+    costs[lane] = is_bad ? __uint_as_float(kBadRowCost) : DraftLists::end();
+    ids[lane] = 0;
+  }
+  if (is_bad) return;
 #pragma unroll 1
   for (int i = lane; i < listed; i += 32) {
     const uint64_t key = list[i];
@@ -397,7 +384,26 @@ __device__ __forceinline__ bool merge_depth(const DraftParams& params, int64_t r
     costs[rank] = fabsf(child_log_prob(key_score(key), lse));
     ids[rank] = key_node(key);
   }
-  return false;
+}
+
+// The whole block brings the candidate lists of a batch row into shared memory, with their ends. Returns to each thread
+// whether it saw a bad row.
+__device__ __forceinline__ bool gather_lists(const DraftParams& params, int64_t batch, const DraftLists& lists) {
+  const int depths = params.sizes.num_depths(), top_k = params.sizes.top_k, stride = lists.stride;
+  const int64_t first = batch * depths * top_k;
+  bool is_bad = false;
+#pragma unroll 1
+  for (int at = threadIdx.x; at < (depths + 2) * stride; at += kDraftThreads) {
+    const int depth = at / stride, rank = at % stride;
+    float cost = DraftLists::end();
+    if (depth < depths && rank < top_k) {
+      cost = __ldcg(params.row_costs + first + depth * top_k + rank);
+      lists.ids[at] = __ldcg(params.row_ids + first + depth * top_k + rank);
+      is_bad |= __float_as_uint(cost) == kBadRowCost;
+    }
+    lists.costs[at] = cost;
+  }
+  return is_bad;
 }
 
 __device__ __forceinline__ void write_nodes(const DraftParams& params, int64_t batch, const DraftLists& lists,
@@ -431,27 +437,21 @@ __device__ __forceinline__ void write_nodes(const DraftParams& params, int64_t b
 
 struct TreeShared {
   int valid;
-  int is_bad;
   int is_last;
 };
 
-// The last block of a batch row: chunks to candidate lists, lists to a tree, tree to outputs.
+// The last block of a batch row: candidate lists to a tree, tree to outputs.
 __device__ __forceinline__ void finish_batch(const DraftParams& params, int64_t batch, unsigned char* memory,
                                              TreeShared& tree) {
   const DraftSizes& sizes = params.sizes;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int depths = sizes.num_depths(), words = sizes.mask_words(), stride = sizes.top_k + 2;
   const int32_t root = params.roots[batch], base = params.base_lengths[batch];
-  // Merge lists and, once those are done with, the nodes share one region; the candidate lists follow it.
-  uint64_t* list = reinterpret_cast<uint64_t*>(memory) + warp * kMergeStride;
-  unsigned char* behind = memory + sizeof(uint64_t) * kMergeStride * kDraftWarps;
+  // Nodes and masks, then the lists.
+  unsigned char* behind = memory + (sizeof(DraftOffer) + sizeof(DraftOrigin) + 4 * words) * sizes.num_nodes;
   const DraftLists lists{reinterpret_cast<float*>(behind),
                          reinterpret_cast<uint32_t*>(behind + sizeof(float) * (depths + 2) * stride), stride};
-#pragma unroll 1
-  for (int depth = warp; depth < depths; depth += kDraftWarps)
-    if (merge_depth(params, batch * depths + depth, depth, lists, list, lane)) tree.is_bad = 1;
-  for (int i = threadIdx.x; i < 2 * stride; i += kDraftThreads) lists.costs[depths * stride + i] = DraftLists::end();
-  __syncthreads();
+  const bool is_bad = __syncthreads_or(gather_lists(params, batch, lists));
   const DraftNodes nodes{reinterpret_cast<DraftOffer*>(memory),
                          reinterpret_cast<DraftOrigin*>(memory + sizeof(DraftOffer) * sizes.num_nodes)};
   uint32_t* masks = reinterpret_cast<uint32_t*>(nodes.origins + sizes.num_nodes);
@@ -478,7 +478,7 @@ __device__ __forceinline__ void finish_batch(const DraftParams& params, int64_t 
                        static_cast<int>((nodes.offers[threadIdx.x].places & 0xffff) % stride) == sizes.top_k;
   const bool is_truncated = __syncthreads_or(is_full) && sizes.vocab_size > sizes.top_k;
   if (threadIdx.x == 0)
-    params.out.status[batch] = (tree.is_bad ? kDraftBadRow : 0) | (is_truncated ? kDraftTruncated : 0);
+    params.out.status[batch] = (is_bad ? kDraftBadRow : 0) | (is_truncated ? kDraftTruncated : 0);
 }
 
 // Numbers the callers 0 to count - 1 and starts anew. What the block wrote before its ticket is seen by the block with
@@ -490,6 +490,14 @@ __device__ __forceinline__ uint32_t take_ticket(uint32_t* counter, uint32_t coun
                : "l"(counter), "r"(count - 1)
                : "memory");
   return ticket;
+}
+
+// Whether this block is the last of `count` to come by.
+__device__ __forceinline__ bool is_last_block(uint32_t* counter, uint32_t count, TreeShared& tree) {
+  __syncthreads();
+  if (threadIdx.x == 0) tree.is_last = count == 1 || take_ticket(counter, count) == count - 1;
+  __syncthreads();
+  return tree.is_last != 0;
 }
 
 template <typename T>
@@ -509,12 +517,14 @@ __device__ __forceinline__ void build(const DraftParams& params) {
     scan_chunk(row, sizes.vocab_size, tiles, *reinterpret_cast<ScanShared*>(memory), sizes.top_k,
                params.chunk_keys + slot * sizes.top_k, params.chunk_sums + slot);
   }
-  if (threadIdx.x == 0) tree.is_bad = 0;
-  __syncthreads();
-  const uint32_t parts = gridDim.x * gridDim.y;
-  if (threadIdx.x == 0) tree.is_last = take_ticket(params.tickets + batch, parts) == parts - 1;
-  __syncthreads();
-  if (tree.is_last) finish_batch(params, batch, memory, tree);
+  // By turns: the last block of a row merges it, the last of those blocks finishes the batch row.
+  if (depths > 0) {
+    if (!is_last_block(params.tickets + batch * depths + blockIdx.y, chunks, tree)) return;
+    if (threadIdx.x < 32)
+      merge_row(params, batch * depths + blockIdx.y, reinterpret_cast<uint64_t*>(memory), threadIdx.x);
+    if (!is_last_block(params.tickets + gridDim.z * depths + batch, depths, tree)) return;
+  }
+  finish_batch(params, batch, memory, tree);
 }
 
 }  // namespace flashtrie
