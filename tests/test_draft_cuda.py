@@ -40,8 +40,11 @@ def test_constants_are_the_kernels() -> None:
     block, kernel = constants("flashtrie/draft_block.cuh"), constants("kernels/draft.cu")
     assert int(block["kDraftThreads"]) == cuda_draft.THREADS
     assert int(kernel["kThreadLogits"]) * cuda_draft.THREADS == cuda_draft.TILE_LOGITS
-    stride = int(block["kMergeCapacity"]) + 4 + int(block["kDraftMaxTopK"])
-    assert 8 * stride * cuda_draft.THREADS // 32 == cuda_draft.MERGE_BYTES
+    stride = int(block["kMergeCapacity"]) + int(block["kDraftMaxTopK"])
+    warps = cuda_draft.THREADS // 32
+    assert 8 * stride == cuda_draft.MERGE_BYTES
+    # Keys, two sets of bounds, totals, sums, and the number of keys up to the next 16 bytes.
+    assert 8 * int(kernel["kListCapacity"]) + warps * (2 * 4 + 4 + 8) + 16 == cuda_draft.SCAN_BYTES
 
 
 def test_structures_are_the_kernels() -> None:

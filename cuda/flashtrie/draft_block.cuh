@@ -1,9 +1,8 @@
 // Draft trees on a GPU: the parts that a warp or a block does together (nvcc only), and what the kernels are given.
 //
 // Contracts, all deterministic:
-//   keep_best     n unique keys -> the top_k largest, descending
-//   grow          candidate lists -> the tree of draft.cuh, in its order
-//   write_outputs the tree -> every element of one batch row of the outputs
+//   keep_best  n unique keys -> the top_k largest, descending
+//   grow       candidate lists -> the tree of draft.cuh, in its order
 #pragma once
 #include "draft.cuh"
 
@@ -79,25 +78,25 @@ __device__ __forceinline__ int power_of_two_at_least(int x) { return x <= 1 ? 1 
 // A warp's merge list: kept keys and new ones, and room to sort the kept ones into. The code of the block that comes last
 // runs once and mostly waits for its instructions, so it is written to be short.
 constexpr int kMergeCapacity = 256;
-constexpr int kMergeStride = kMergeCapacity + 4 + kDraftMaxTopK;
+constexpr int kMergeStride = kMergeCapacity + kDraftMaxTopK;
 
-// How many of the keys at `list` are greater; `list` is aligned to 16 bytes and padded with zeros to a multiple of 4.
+// How many of the n keys at `list`, which is aligned to 16 bytes, are greater.
 __device__ __forceinline__ int rank_among(const uint64_t* list, int n, uint64_t key) {
   const ulonglong2* pairs = reinterpret_cast<const ulonglong2*>(list);
-  int rank = 0;
+  int rank = 0, i = 0;
 #pragma unroll 1
-  for (int i = 0; i < n; i += 4) {
+  for (; i + 4 <= n; i += 4) {
     const ulonglong2 first = pairs[i / 2], second = pairs[i / 2 + 1];
     rank += (first.x > key ? 1 : 0) + (first.y > key ? 1 : 0) + (second.x > key ? 1 : 0) + (second.y > key ? 1 : 0);
   }
+#pragma unroll 1
+  for (; i < n; ++i) rank += list[i] > key ? 1 : 0;
   return rank;
 }
 
 // One warp: the top_k largest of the n <= kMergeCapacity unique keys in `list`, sorted to its front; returns how many.
 __device__ __forceinline__ int keep_best(uint64_t* list, int n, int top_k, int lane) {
-  uint64_t* sorted = list + kMergeCapacity + 4;
-  if (lane < 4) list[n + lane] = 0;
-  __syncwarp();
+  uint64_t* sorted = list + kMergeCapacity;
 #pragma unroll 1
   for (int i = lane; i < n; i += 32) {
     const uint64_t key = list[i];
@@ -125,114 +124,115 @@ struct DraftLists {
 struct alignas(16) DraftOffer {
   float sibling;     // what the node offers once the child it offers is taken
   float grandchild;  // the offered child's own first offer
-  uint32_t place;    // depth of the node << 8 | children taken
+  uint32_t places;   // where the lists have its own first child's first child << 16 | the child it offers
   float cost;        // of the node
+};
+
+// Where a node came from.
+struct alignas(8) DraftOrigin {
+  uint32_t parent;
+  uint32_t place;  // of the node in the lists
 };
 
 // The grown tree in shared memory.
 struct DraftNodes {
-  DraftOffer* offers;  // [N]
-  uint32_t* parents;   // [N]
-  uint32_t* places;    // [N] (depth - 1) << 8 | rank of the node among the candidates of its depth
-  uint32_t* masks;     // [N, W]
-
-  static constexpr int kBytes = 24;  // a node, its mask aside
+  DraftOffer* offers;    // [N]
+  DraftOrigin* origins;  // [N]; the root's means nothing
 };
 
 // One warp grows the tree. Costs are not negative, so that their bits compare like themselves; node i's offered cost
-// lives in slot i / 32 of lane i % 32, everything else about its offers in shared memory. What follows from a pick is
-// computed behind the next pick's maximum, in the shadow of its latency. Returns the number of nodes.
+// lives in slot i / 32 of lane i % 32, everything else about its offers in shared memory. A pick costs two warp-wide
+// minima (the cost, then the lowest parent that offers it) and one read; what follows from a pick is computed in the
+// shadow of the next one's first minimum. A warp alone takes some five cycles an instruction, so there are few, and no
+// branches. Returns the number of nodes.
 template <int kSlots>
-__device__ __forceinline__ int grow(const DraftLists& lists, const DraftNodes& nodes, int num_nodes, int mask_words) {
-  const int lane = threadIdx.x & 31;
+__device__ __forceinline__ int grow(const DraftLists& lists, const DraftNodes& nodes, int num_nodes) {
+  const uint32_t lane = threadIdx.x & 31, stride = static_cast<uint32_t>(lists.stride);
   uint32_t offered[kSlots];
 #pragma unroll
   for (int slot = 0; slot < kSlots; ++slot) offered[slot] = ~0u;
   if (lane == 0) offered[0] = __float_as_uint(lists.costs[0]);
-  // The last pick: its parent and the new node, at first both the root, whose second set of offers stays.
-  int parent = 0, node = 0;
-  DraftOffer last{0.0f, lists.costs[0], 0, 0.0f};
-  float node_cost = 0.0f;
-  uint32_t node_place = 0, mask = 0;
-  const float* below = lists.costs;
-  float after_sibling = 0.0f, first_below = 0.0f, second_below = below[1], first_two_below = below[lists.stride];
+  // Of the last pick, even lanes keep the parent's next offers and odd lanes the new node's; at first both the root's.
+  uint32_t owner = 0, child = 0, below = stride;
+  float cost = 0.0f, offer = lists.costs[0], next = lists.costs[1], next_below = lists.costs[stride];
+  uint32_t node = 1;
 #pragma unroll 1
   while (true) {
     uint32_t best = offered[0];
 #pragma unroll
     for (int slot = 1; slot < kSlots; ++slot) best = min(best, offered[slot]);
     best = warp_min(best);
-    if (lane == 0) {
-      nodes.offers[parent] = {last.cost + after_sibling, last.sibling + first_below, last.place + 1, last.cost};
-      nodes.offers[node] = {node_cost + second_below, last.grandchild + first_two_below, node_place, node_cost};
-    }
-    if (lane < mask_words) nodes.masks[node * mask_words + lane] = mask | (lane == node >> 5 ? 1u << (node & 31) : 0);
-    ++node;
-    if (best > kWorstCost || node == num_nodes) break;
-    // Ties go to the lowest parent: the first slot, then the first lane.
-    uint32_t voters = __ballot_sync(kWholeWarp, offered[0] == best);
-    int parent_slot = 0;
+    if (lane < 2) nodes.offers[owner] = {cost + next, offer + next_below, below << 16 | child, cost};
+    uint32_t parent = ~0u;
 #pragma unroll
-    for (int slot = 1; slot < kSlots; ++slot) {
-      const uint32_t votes = __ballot_sync(kWholeWarp, offered[slot] == best);
-      parent_slot = voters == 0 && votes != 0 ? slot : parent_slot;
-      voters = voters == 0 ? votes : voters;
-    }
-    parent = parent_slot * 32 + __ffs(static_cast<int>(voters)) - 1;
+    for (int slot = kSlots - 1; slot >= 0; --slot) parent = offered[slot] == best ? slot * 32 + lane : parent;
+    parent = warp_min(parent);
+    if (best > kWorstCost || node == static_cast<uint32_t>(num_nodes)) break;
     __syncwarp();
-    last = nodes.offers[parent];
+    const DraftOffer taken = nodes.offers[parent];
+    const uint32_t taken_child = taken.places & 0xffff, taken_below = taken.places >> 16;
 #pragma unroll
     for (int slot = 0; slot < kSlots; ++slot) {
-      offered[slot] = slot * 32 + lane == parent ? __float_as_uint(last.sibling) : offered[slot];
-      offered[slot] = slot * 32 + lane == node ? __float_as_uint(last.grandchild) : offered[slot];
+      offered[slot] = slot * 32 + lane == parent ? __float_as_uint(taken.sibling) : offered[slot];
+      offered[slot] = slot * 32 + lane == node ? __float_as_uint(taken.grandchild) : offered[slot];
     }
-    const uint32_t depth = last.place >> 8, rank = last.place & 0xff;
-    below = lists.costs + depth * lists.stride;
-    after_sibling = below[rank + 2];
-    first_below = below[lists.stride];
-    second_below = below[lists.stride + 1];
-    first_two_below = below[2 * lists.stride];
-    if (lane < mask_words) mask = nodes.masks[parent * mask_words + lane];
-    if (lane == 0) {
-      nodes.parents[node] = static_cast<uint32_t>(parent);
-      nodes.places[node] = last.place;
-    }
-    node_cost = __uint_as_float(best);
-    node_place = (depth + 1) << 8;
+    const bool is_new = lane & 1;
+    owner = is_new ? node : parent;
+    child = is_new ? taken_below : taken_child + 1;
+    below = is_new ? taken_below + stride : taken_below;
+    cost = is_new ? __uint_as_float(best) : taken.cost;
+    offer = is_new ? taken.grandchild : taken.sibling;
+    next = lists.costs[child + 1];
+    next_below = lists.costs[below];
+    if (lane == 0) nodes.origins[node] = {parent, taken_child};
+    ++node;
   }
-  return node;
+  return static_cast<int>(node);
+}
+
+// Words of the nodes' masks: the ancestors of each, itself and the root included; the whole block writes them.
+__device__ __forceinline__ void collect_masks(const DraftNodes& nodes, int valid, int words, uint32_t* masks) {
+#pragma unroll 1
+  for (int at = threadIdx.x; at < valid * words; at += kDraftThreads) {
+    const uint32_t word = static_cast<uint32_t>(at % words);
+    uint32_t bits = word == 0 ? 1 : 0;
+#pragma unroll 1
+    for (uint32_t node = static_cast<uint32_t>(at / words); node != 0; node = nodes.origins[node].parent)
+      bits |= node >> 5 == word ? 1u << (node & 31) : 0;
+    masks[at] = bits;
+  }
 }
 
 // Bytes of 0 or 1 from the low four bits.
 __device__ __forceinline__ uint32_t spread4(uint32_t bits) { return ((bits & 15) * 0x00204081u) & 0x01010101u; }
 
 // The mask of node i; padding nodes have none, or themselves.
-__device__ __forceinline__ uint32_t mask_word(const DraftNodes& nodes, const DraftSizes& sizes, int valid, int i,
+__device__ __forceinline__ uint32_t mask_word(const uint32_t* masks, const DraftSizes& sizes, int valid, int i,
                                               int word) {
-  if (i < valid) return nodes.masks[i * sizes.mask_words() + word];
+  if (i < valid) return masks[i * sizes.mask_words() + word];
   return sizes.self_padding && word == i / 32 ? 1u << (i % 32) : 0;
 }
 
 // The whole block writes the masks of one batch row.
 __device__ __forceinline__ void write_masks(const DraftSizes& sizes, const DraftOutputs& out, int64_t batch,
-                                            const DraftNodes& nodes, int valid) {
+                                            const uint32_t* masks, int valid) {
   const int size = sizes.num_nodes, words = sizes.mask_words();
   int32_t* packed = out.packed_ancestor_mask + batch * size * words;
   for (int at = threadIdx.x; at < size * words; at += kDraftThreads)
-    packed[at] = static_cast<int32_t>(mask_word(nodes, sizes, valid, at / words, at % words));
+    packed[at] = static_cast<int32_t>(mask_word(masks, sizes, valid, at / words, at % words));
   int8_t* bytes = out.ancestor_mask + batch * size * size;
   if (size % 16 == 0 && reinterpret_cast<uintptr_t>(out.ancestor_mask) % 16 == 0) {
     const int pieces = size / 16;
     for (int at = threadIdx.x; at < size * pieces; at += kDraftThreads) {
       const int i = at / pieces, piece = at % pieces;
-      const uint32_t bits = mask_word(nodes, sizes, valid, i, piece / 2) >> (piece % 2 * 16);
+      const uint32_t bits = mask_word(masks, sizes, valid, i, piece / 2) >> (piece % 2 * 16);
       reinterpret_cast<uint4*>(bytes)[at] =
           make_uint4(spread4(bits), spread4(bits >> 4), spread4(bits >> 8), spread4(bits >> 12));
     }
   } else {
     for (int at = threadIdx.x; at < size * size; at += kDraftThreads) {
       const int key = at % size;
-      bytes[at] = static_cast<int8_t>((mask_word(nodes, sizes, valid, at / size, key / 32) >> (key % 32)) & 1);
+      bytes[at] = static_cast<int8_t>((mask_word(masks, sizes, valid, at / size, key / 32) >> (key % 32)) & 1);
     }
   }
 }

@@ -2,10 +2,10 @@
 //
 // A row of logits is cut into equal tiles of at most 8,192, a chunk is one or a few tiles in turn. Every block reads one chunk once,
 // 16 bytes a load and a tile's loads all in flight together, and leaves the chunk's top_k values and its sum of
-// exponentials in the workspace. The block that comes last for a batch row merges the chunks, grows the tree in one warp
-// and writes all outputs.
+// exponentials in the workspace. The block that comes last for a row of logits merges its chunks into a candidate list;
+// the one that comes last for a batch row grows the tree in one warp and writes all outputs.
 //
-// Reads a batch row: (block - 1) * V logits once; the workspace of its chunks, 8 top_k + 8 bytes a chunk, from L2.
+// Reads a batch row: (block - 1) * V logits once; from L2 the workspace, 8 top_k + 8 bytes a chunk and 8 top_k a row.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <float.h>
@@ -20,7 +20,7 @@ namespace flashtrie {
 constexpr int kThreadLogits = 32;                           // of a tile, in registers
 constexpr int kTileLogits = kThreadLogits * kDraftThreads;  // 8,192, whatever their type
 static_assert(kTileLogits % (8 * kDraftThreads) == 0, "whole packs");
-constexpr int kListCapacity = 512;  // values that reach the bound: 22 a tile on average for top_k 8
+constexpr int kListCapacity = 1024;  // values that reach the bound: 22 a tile on average for top_k 8
 
 struct DraftParams {
   DraftSizes sizes;
@@ -31,7 +31,9 @@ struct DraftParams {
   const int32_t* vocab_map;
   uint64_t* chunk_keys;  // [B, depths, chunks, top_k] rank keys (logit, id), descending; 0: none
   ExpSum* chunk_sums;    // [B, depths, chunks]
-  uint32_t* tickets;     // [B], zero before and after every launch
+  float* row_costs;      // [B, depths, top_k] negated log-probs of each row's candidates, then ends
+  uint32_t* row_ids;     // [B, depths, top_k]
+  uint32_t* tickets;     // [B, depths] of the rows, then [B] of the batch; zero before and after every launch
   int32_t num_chunks;    // of a row
   int32_t num_tiles;     // of a row
   int32_t tile_packs;    // 16-byte packs of a tile; the last tile of a row may have fewer
@@ -161,7 +163,7 @@ struct Chunk {
 };
 
 struct ScanShared {
-  alignas(16) uint64_t list[kListCapacity + 4];  // zeros behind the keys
+  alignas(16) uint64_t list[kListCapacity];
   uint32_t warp_bounds[2][kDraftWarps];          // by turns, so that one barrier a tile is enough
   uint32_t warp_totals[kDraftWarps];
   ExpSum warp_sums[kDraftWarps];
@@ -199,7 +201,6 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
     for (int step = 16; step > 0; step >>= 1) count += __shfl_xor_sync(kWholeWarp, count, step);
     if (block_total(shared, count, warp, lane) >= static_cast<uint32_t>(top_k)) kth = trial;
   }
-  for (int i = threadIdx.x; i < kListCapacity + 4; i += kDraftThreads) shared.list[i] = 0;
   if (threadIdx.x == 0) shared.num_listed = 0;
   __syncthreads();
 #pragma unroll 1
@@ -252,7 +253,6 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
   // The bound comes from groups of lanes, top_k of them at least, in the warps that a tile fills.
   const int full_warps = max(1, min(kDraftWarps, chunk.tile_packs / 32));
   const int groups = power_of_two_at_least((top_k + full_warps - 1) / full_warps);  // of a warp
-  for (int i = threadIdx.x; i < kListCapacity + 4; i += kDraftThreads) shared.list[i] = 0;
   if (threadIdx.x == 0) shared.num_listed = 0;
   ExpSum running{-INFINITY, 0.0f};  // the warp's peak, the lane's sum
   float lowest = -INFINITY;         // the bound, once there is one
@@ -311,41 +311,40 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
   }
 }
 
-// One warp: the best top_k of all chunks of one row, sorted to the front of `list`; a lane looks at one chunk's keys,
-// which descend. Returns how many.
+// One warp: keys of all chunks of one row, the best top_k among them, into `list`; a lane looks at one chunk's keys,
+// which descend. Returns how many there are, at most kMergeCapacity.
 __device__ __forceinline__ int merge_keys(const uint64_t* keys, int num_chunks, int top_k, uint64_t* list, int lane) {
   constexpr int kStep = 4;  // ranks loaded together; deeper ones are hardly ever needed
+  const int num_groups = power_of_two_at_least(top_k);
   int listed = 0;
   uint32_t bound = 0;
 #pragma unroll 1
   for (int first = 0; first < num_chunks; first += 32) {
     const unsigned long long* mine =
         reinterpret_cast<const unsigned long long*>(keys) + static_cast<int64_t>(first + lane) * top_k;
+    bool is_kept = first + lane < num_chunks;
 #pragma unroll 1
-    for (int rank = 0; rank < top_k; rank += kStep) {
+    for (int rank = 0; rank < top_k && __any_sync(kWholeWarp, is_kept); rank += kStep) {
       uint64_t found[kStep];
 #pragma unroll
-      for (int i = 0; i < kStep; ++i)
-        found[i] = first + lane < num_chunks && rank + i < top_k ? __ldcg(mine + rank + i) : 0;
-      if (rank == 0)
-        bound = max(bound, group_bound(static_cast<uint32_t>(found[0] >> 32), power_of_two_at_least(top_k)));
+      for (int i = 0; i < kStep; ++i) found[i] = is_kept && rank + i < top_k ? __ldcg(mine + rank + i) : 0;
+      if (rank == 0) bound = max(bound, group_bound(static_cast<uint32_t>(found[0] >> 32), num_groups));
       if (listed > kMergeCapacity - 32 * kStep) {
+        __syncwarp();
         listed = keep_best(list, listed, top_k, lane);
         bound = max(bound, static_cast<uint32_t>(list[top_k - 1] >> 32));
       }
-      bool is_kept = false;
 #pragma unroll
       for (int i = 0; i < kStep; ++i) {
-        is_kept = found[i] != 0 && static_cast<uint32_t>(found[i] >> 32) >= bound;
+        is_kept = static_cast<uint32_t>(found[i] >> 32) >= max(bound, 1u);  // nothing is 0
         const uint32_t votes = __ballot_sync(kWholeWarp, is_kept);
         if (is_kept) list[listed + __popc(votes & lanes_below(lane))] = found[i];
         listed += __popc(votes);
       }
-      if (!__any_sync(kWholeWarp, is_kept)) break;
     }
   }
   __syncwarp();
-  return keep_best(list, listed, top_k, lane);
+  return listed;
 }
 
 __device__ __forceinline__ ExpSum merge_sums(const ExpSum* sums, int num_chunks, int lane) {
@@ -361,20 +360,48 @@ __device__ __forceinline__ ExpSum merge_sums(const ExpSum* sums, int num_chunks,
   return joined;
 }
 
-// One warp: the candidates of one depth, with their costs, into the shared lists. Returns whether the row is bad.
-__device__ __forceinline__ bool merge_depth(const DraftParams& params, int64_t row, int depth, const DraftLists& lists,
-                                            uint64_t* list, int lane) {
+constexpr uint32_t kBadRowCost = 0x7ffffffeu;  // bits of a NaN that, unlike the list's end, says that the row is bad
+
+// One warp: the candidates of one row of logits, with their costs, into the workspace.
+__device__ __forceinline__ void merge_row(const DraftParams& params, int64_t row, uint64_t* list, int lane) {
   const int top_k = params.sizes.top_k, num_chunks = params.num_chunks;
   const ExpSum joined = merge_sums(params.chunk_sums + row * num_chunks, num_chunks, lane);
   const int listed = merge_keys(params.chunk_keys + row * num_chunks * top_k, num_chunks, top_k, list, lane);
   const bool is_bad = !(joined.sum < INFINITY) || joined.peak == INFINITY;
   const float lse = joined.peak + logf(joined.sum);
+  float* costs = params.row_costs + row * top_k;
+  uint32_t* ids = params.row_ids + row * top_k;
+  if (lane < top_k && (is_bad || lane >= listed)) {
+    costs[lane] = is_bad ? __uint_as_float(kBadRowCost) : DraftLists::end();
+    ids[lane] = 0;
+  }
+  if (is_bad) return;
 #pragma unroll 1
-  for (int rank = lane; rank < lists.stride; rank += 32) {
-    const bool is_there = rank < listed && !is_bad;
-    const uint64_t key = is_there ? list[rank] : 0;
-    lists.costs[depth * lists.stride + rank] = is_there ? fabsf(child_log_prob(key_score(key), lse)) : DraftLists::end();
-    lists.ids[depth * lists.stride + rank] = key_node(key);
+  for (int i = lane; i < listed; i += 32) {
+    const uint64_t key = list[i];
+    const int rank = rank_among(list, listed, key);
+    if (rank >= top_k) continue;
+    costs[rank] = fabsf(child_log_prob(key_score(key), lse));
+    ids[rank] = key_node(key);
+  }
+}
+
+// The whole block brings the candidate lists of a batch row into shared memory, with their ends. Returns to each thread
+// whether it saw a bad row.
+__device__ __forceinline__ bool gather_lists(const DraftParams& params, int64_t batch, const DraftLists& lists) {
+  const int depths = params.sizes.num_depths(), top_k = params.sizes.top_k, stride = lists.stride;
+  const int64_t first = batch * depths * top_k;
+  bool is_bad = false;
+#pragma unroll 1
+  for (int at = threadIdx.x; at < (depths + 2) * stride; at += kDraftThreads) {
+    const int depth = at / stride, rank = at % stride;
+    float cost = DraftLists::end();
+    if (depth < depths && rank < top_k) {
+      cost = __ldcg(params.row_costs + first + depth * top_k + rank);
+      lists.ids[at] = __ldcg(params.row_ids + first + depth * top_k + rank);
+      is_bad |= __float_as_uint(cost) == kBadRowCost;
+    }
+    lists.costs[at] = cost;
   }
   return is_bad;
 }
@@ -389,15 +416,15 @@ __device__ __forceinline__ void write_nodes(const DraftParams& params, int64_t b
     const bool is_valid = i < valid;
     int32_t token = i == 0 ? root : 0, depth = 0;
     if (is_valid && i > 0) {
-      const uint32_t place = nodes.places[i];
-      token = static_cast<int32_t>(lists.ids[(place >> 8) * lists.stride + (place & 0xff)]);
+      const uint32_t place = nodes.origins[i].place;
+      token = static_cast<int32_t>(lists.ids[place]);
       if (params.vocab_map) token = params.vocab_map[token];
-      depth = static_cast<int32_t>(place >> 8) + 1;
+      depth = static_cast<int32_t>(place) / lists.stride + 1;
     }
     out.node_token_ids[at] = token;
     out.verify_token_ids[at] = token;
     out.node_depths[at] = depth;
-    out.parent_ids[at] = is_valid && i > 0 ? static_cast<int32_t>(nodes.parents[i]) : -1;
+    out.parent_ids[at] = is_valid && i > 0 ? static_cast<int32_t>(nodes.origins[i].parent) : -1;
     out.node_scores[at] = is_valid ? 0.0f - nodes.offers[i].cost : -INFINITY;  // 0 - 0, as -0 would not be 0's bytes
     out.verify_position_ids[at] = is_valid ? base + depth : 0;
     out.select_token_indices[at] = i;
@@ -410,53 +437,48 @@ __device__ __forceinline__ void write_nodes(const DraftParams& params, int64_t b
 
 struct TreeShared {
   int valid;
-  int is_bad;
   int is_last;
 };
 
-// The last block of a batch row: chunks to candidate lists, lists to a tree, tree to outputs.
+// The last block of a batch row: candidate lists to a tree, tree to outputs.
 __device__ __forceinline__ void finish_batch(const DraftParams& params, int64_t batch, unsigned char* memory,
                                              TreeShared& tree) {
   const DraftSizes& sizes = params.sizes;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int depths = sizes.num_depths(), words = sizes.mask_words(), stride = sizes.top_k + 2;
   const int32_t root = params.roots[batch], base = params.base_lengths[batch];
-  // Merge lists and, once those are done with, the nodes share one region; the candidate lists follow it.
-  uint64_t* list = reinterpret_cast<uint64_t*>(memory) + warp * kMergeStride;
-  unsigned char* behind = memory + sizeof(uint64_t) * kMergeStride * kDraftWarps;
+  // Nodes and masks, then the lists.
+  unsigned char* behind = memory + (sizeof(DraftOffer) + sizeof(DraftOrigin) + 4 * words) * sizes.num_nodes;
   const DraftLists lists{reinterpret_cast<float*>(behind),
                          reinterpret_cast<uint32_t*>(behind + sizeof(float) * (depths + 2) * stride), stride};
-#pragma unroll 1
-  for (int depth = warp; depth < depths; depth += kDraftWarps)
-    if (merge_depth(params, batch * depths + depth, depth, lists, list, lane)) tree.is_bad = 1;
-  for (int i = threadIdx.x; i < 2 * stride; i += kDraftThreads) lists.costs[depths * stride + i] = DraftLists::end();
-  __syncthreads();
-  DraftNodes nodes;
-  nodes.offers = reinterpret_cast<DraftOffer*>(memory);
-  nodes.parents = reinterpret_cast<uint32_t*>(nodes.offers + sizes.num_nodes);
-  nodes.places = nodes.parents + sizes.num_nodes;
-  nodes.masks = nodes.places + sizes.num_nodes;
+  const bool is_bad = __syncthreads_or(gather_lists(params, batch, lists));
+  const DraftNodes nodes{reinterpret_cast<DraftOffer*>(memory),
+                         reinterpret_cast<DraftOrigin*>(memory + sizeof(DraftOffer) * sizes.num_nodes)};
+  uint32_t* masks = reinterpret_cast<uint32_t*>(nodes.origins + sizes.num_nodes);
   if (warp == 0) {
     int valid;
     if (sizes.num_nodes <= 32)
-      valid = grow<1>(lists, nodes, sizes.num_nodes, words);
+      valid = grow<1>(lists, nodes, sizes.num_nodes);
     else if (sizes.num_nodes <= 64)
-      valid = grow<2>(lists, nodes, sizes.num_nodes, words);
+      valid = grow<2>(lists, nodes, sizes.num_nodes);
     else if (sizes.num_nodes <= 128)
-      valid = grow<4>(lists, nodes, sizes.num_nodes, words);
+      valid = grow<4>(lists, nodes, sizes.num_nodes);
     else
-      valid = grow<8>(lists, nodes, sizes.num_nodes, words);
+      valid = grow<8>(lists, nodes, sizes.num_nodes);
     if (lane == 0) tree.valid = valid;
   }
   __syncthreads();
+  collect_masks(nodes, tree.valid, words, masks);
   write_nodes(params, batch, lists, nodes, tree.valid, root, base);
-  write_masks(sizes, params.out, batch, nodes, tree.valid);
-  // A node is a thread's: there are as many threads as nodes at most.
+  __syncthreads();
+  write_masks(sizes, params.out, batch, masks, tree.valid);
+  // A node is a thread's: there are as many threads as nodes at most. A node with all its children in the tree offers
+  // what stands behind the last.
   const bool is_full = static_cast<int>(threadIdx.x) < tree.valid &&
-                       static_cast<int>(nodes.offers[threadIdx.x].place & 0xff) == sizes.top_k;
+                       static_cast<int>((nodes.offers[threadIdx.x].places & 0xffff) % stride) == sizes.top_k;
   const bool is_truncated = __syncthreads_or(is_full) && sizes.vocab_size > sizes.top_k;
   if (threadIdx.x == 0)
-    params.out.status[batch] = (tree.is_bad ? kDraftBadRow : 0) | (is_truncated ? kDraftTruncated : 0);
+    params.out.status[batch] = (is_bad ? kDraftBadRow : 0) | (is_truncated ? kDraftTruncated : 0);
 }
 
 // Numbers the callers 0 to count - 1 and starts anew. What the block wrote before its ticket is seen by the block with
@@ -470,16 +492,23 @@ __device__ __forceinline__ uint32_t take_ticket(uint32_t* counter, uint32_t coun
   return ticket;
 }
 
+// Whether this block is the last of `count` to come by.
+__device__ __forceinline__ bool is_last_block(uint32_t* counter, uint32_t count, TreeShared& tree) {
+  __syncthreads();
+  if (threadIdx.x == 0) tree.is_last = count == 1 || take_ticket(counter, count) == count - 1;
+  __syncthreads();
+  return tree.is_last != 0;
+}
+
 template <typename T>
 __device__ __forceinline__ void build(const DraftParams& params) {
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ TreeShared tree;
   const DraftSizes& sizes = params.sizes;
-  const uint32_t chunks = params.num_chunks, depths = sizes.num_depths();
-  const uint32_t parts = max(chunks * depths, 1u);  // a tree of one node has none to scan
-  const int64_t batch = blockIdx.x / parts;
-  if (depths > 0) {
-    const uint32_t part = blockIdx.x % parts, depth = part / chunks, chunk = part % chunks;
+  const uint32_t chunks = params.num_chunks, depths = sizes.num_depths();  // grid: chunks, depths, batch rows
+  const int64_t batch = blockIdx.z;
+  if (depths > 0) {  // a tree of one node has nothing to scan
+    const uint32_t depth = blockIdx.y, chunk = blockIdx.x;
     const T* row = static_cast<const T*>(params.logits) +
                    (batch * sizes.block_size + sizes.first_row + depth) * static_cast<int64_t>(sizes.vocab_size);
     const int64_t slot = (batch * depths + depth) * chunks + chunk;
@@ -488,11 +517,14 @@ __device__ __forceinline__ void build(const DraftParams& params) {
     scan_chunk(row, sizes.vocab_size, tiles, *reinterpret_cast<ScanShared*>(memory), sizes.top_k,
                params.chunk_keys + slot * sizes.top_k, params.chunk_sums + slot);
   }
-  if (threadIdx.x == 0) tree.is_bad = 0;
-  __syncthreads();
-  if (threadIdx.x == 0) tree.is_last = take_ticket(params.tickets + batch, parts) == parts - 1;
-  __syncthreads();
-  if (tree.is_last) finish_batch(params, batch, memory, tree);
+  // By turns: the last block of a row merges it, the last of those blocks finishes the batch row.
+  if (depths > 0) {
+    if (!is_last_block(params.tickets + batch * depths + blockIdx.y, chunks, tree)) return;
+    if (threadIdx.x < 32)
+      merge_row(params, batch * depths + blockIdx.y, reinterpret_cast<uint64_t*>(memory), threadIdx.x);
+    if (!is_last_block(params.tickets + gridDim.z * depths + batch, depths, tree)) return;
+  }
+  finish_batch(params, batch, memory, tree);
 }
 
 }  // namespace flashtrie

@@ -17,13 +17,15 @@ from flashtrie_cli.errors import EngineUnavailable, InputError, UsageError
 THREADS = 256
 TILE_LOGITS = 8192
 """Most logits that one block reads at a time (kTileLogits)."""
-MERGE_BYTES = 8 * 292 * (THREADS // 32)
-"""Shared memory of the warps' merge lists (kMergeStride)."""
+MERGE_BYTES = 8 * 288
+"""Shared memory of a warp's merge list (kMergeStride)."""
+SCAN_BYTES = 8 * 1024 + 176
+"""Shared memory of a block's scan (ScanShared)."""
 BLOCKS_PER_MULTIPROCESSOR = 4
 """Blocks that run at once (FT_DRAFT_BLOCKS)."""
 MAX_CHUNK_TILES = 4
 _ALIGNMENT = 256
-_MAX_GRID = (1 << 31) - 1
+_MAX_GRID_Z = 65_535
 
 _pointer = ctypes.c_void_p
 
@@ -61,6 +63,8 @@ class DraftParams(ctypes.Structure):
         ("vocab_map", _pointer),
         ("chunk_keys", _pointer),
         ("chunk_sums", _pointer),
+        ("row_costs", _pointer),
+        ("row_ids", _pointer),
         ("tickets", _pointer),
         ("num_chunks", ctypes.c_int32),
         ("num_tiles", ctypes.c_int32),
@@ -122,36 +126,51 @@ def tiling(plan: DraftPlan, logits: int) -> tuple[int, int]:
 
 
 def chunk_tiles(plan: DraftPlan, tiles: int, num_multiprocessors: int) -> int:
-    """Tiles of a chunk: one while all blocks of the launch run at once, else more, so that less is merged."""
+    """Tiles of a chunk: one while two rounds of blocks or fewer read everything, more when there are many, so that
+    less is merged. Measured on an H200: docs/benchmarks/draft.md."""
     blocks = BLOCKS_PER_MULTIPROCESSOR * num_multiprocessors
-    wanted = -(-plan.batch_size * plan.num_depths * tiles // blocks)
-    return max(1, min(wanted, MAX_CHUNK_TILES, tiles))
+    rounds = plan.batch_size * plan.num_depths * tiles / blocks
+    return max(1, min(int(rounds / 2), MAX_CHUNK_TILES, tiles))
 
 
-def _workspace_parts(plan: DraftPlan) -> tuple[int, int, int]:
-    """Offsets of keys and sums behind the tickets, and the whole size."""
-    rows = plan.batch_size * plan.num_depths * -(-(plan.vocab_size + 14) // TILE_LOGITS)
-    keys = -(-4 * plan.batch_size // _ALIGNMENT) * _ALIGNMENT
-    sums = keys + -(-8 * rows * plan.top_k // _ALIGNMENT) * _ALIGNMENT
-    return keys, sums, sums + 8 * rows
+def _workspace_parts(plan: DraftPlan) -> dict[str, int]:
+    """Offset of each part of the workspace, and of its end; tickets come first."""
+    rows = plan.batch_size * plan.num_depths
+    chunks = rows * -(-(plan.vocab_size + 14) // TILE_LOGITS)
+    sizes = {
+        "tickets": 4 * (rows + plan.batch_size),
+        "row_costs": 4 * rows * plan.top_k,
+        "row_ids": 4 * rows * plan.top_k,
+        "chunk_sums": 8 * chunks,
+        "chunk_keys": 8 * chunks * plan.top_k,
+    }
+    offsets, end = {}, 0
+    for name, size in sizes.items():
+        offsets[name] = end
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return {**offsets, "end": end}
+
+
+def num_tickets(plan: DraftPlan) -> int:
+    """32-bit words at the start of the workspace that must be zero at first."""
+    return plan.batch_size * (plan.num_depths + 1)
 
 
 def workspace_size(plan: DraftPlan) -> int:
-    """Bytes of workspace, the same for every logit type; its first ``4 * batch_size`` bytes must be zero at
-    first."""
-    return max(_workspace_parts(plan)[2], 1)
+    """Bytes of workspace, the same for every logit type."""
+    return max(_workspace_parts(plan)["end"], 1)
 
 
 def shared_bytes(plan: DraftPlan) -> int:
-    """Dynamic shared memory of a block: merge lists (or a chunk's list, or the nodes), then the candidate
-    lists."""
-    return MERGE_BYTES + 4 * (2 * plan.num_depths + 2) * (plan.top_k + 2)
+    """Dynamic shared memory of a block: a chunk's list, then a row's merge list, then the tree and its lists."""
+    tree = plan.num_nodes * (24 + 4 * plan.mask_words) + 4 * (2 * plan.num_depths + 2) * (plan.top_k + 2)
+    return max(SCAN_BYTES, MERGE_BYTES, tree)
 
 
 def fill_params(
     plan: DraftPlan, pointers: dict[str, int], workspace: int, num_multiprocessors: int
-) -> tuple[DraftParams, int]:
-    """The kernel's parameters and its number of blocks, from pointers by name (inputs and outputs)."""
+) -> tuple[DraftParams, tuple[int, int, int]]:
+    """The kernel's parameters and its grid, from pointers by name (inputs and outputs)."""
     params = DraftParams()
     for name in ("batch_size", "block_size", "vocab_size", "num_nodes", "top_k", "first_row"):
         setattr(params.sizes, name, getattr(plan, name))
@@ -161,15 +180,16 @@ def fill_params(
         setattr(params.out, name, pointers.get(name, 0))
     for name in ("logits", "roots", "base_lengths", "vocab_map"):
         setattr(params, name, pointers.get(name, 0))
-    keys, sums, _ = _workspace_parts(plan)
-    params.tickets, params.chunk_keys, params.chunk_sums = workspace, workspace + keys, workspace + sums
+    parts = _workspace_parts(plan)
+    for name in ("tickets", "row_costs", "row_ids", "chunk_sums", "chunk_keys"):
+        setattr(params, name, workspace + parts[name])
     params.num_tiles, params.tile_packs = tiling(plan, pointers["logits"])
     params.chunk_tiles = chunk_tiles(plan, params.num_tiles, num_multiprocessors)
     params.num_chunks = -(-params.num_tiles // params.chunk_tiles)
-    grid = plan.batch_size * max(plan.num_depths * params.num_chunks, 1)
-    if grid > _MAX_GRID:
-        raise UsageError(f"{grid} blocks do not fit into one launch", hint="split the batch")
-    return params, grid
+    if plan.batch_size > _MAX_GRID_Z:
+        raise UsageError(f"{plan.batch_size} batch rows do not fit into one launch", hint="split the batch")
+    chunks = params.num_chunks if plan.num_depths else 1
+    return params, (chunks, max(plan.num_depths, 1), plan.batch_size)
 
 
 class PreparedDraft:
@@ -208,7 +228,7 @@ class PreparedDraft:
             raise InputError(f"the workspace is not a uint8 array of {workspace_size(plan)} bytes")
         if space.pointer % _ALIGNMENT:
             raise InputError(f"the workspace does not start on {_ALIGNMENT} bytes")
-        self._tickets = (space.pointer, plan.batch_size)
+        self._tickets = (space.pointer, num_tickets(plan))
         self._launch = _prepare(plan, pointers, space.pointer)
         self._inputs = inputs  # keeps the buffers alive
 
@@ -315,7 +335,7 @@ def build_from_host(plan: DraftPlan, inputs: DraftInputs, out: DraftTrees) -> No
         raise EngineUnavailable(
             f"the device's memory is too small: {error}", hint="split the batch"
         ) from None
-    cuda.memset_d32(workspace, 0, plan.batch_size)
+    cuda.memset_d32(workspace, 0, num_tickets(plan))
     launch = _prepare(plan, {name: int(array) for name, array in held.items()}, int(workspace))
     if launch is not None:
         launch(0)

@@ -84,11 +84,16 @@ class PreparedLaunch:
     """One kernel with its grid and parameters: launching it again costs one driver call."""
 
     def __init__(
-        self, function: ctypes.c_void_p, grid: int, threads: int, shared_bytes: int, params: ctypes.Structure
+        self,
+        function: ctypes.c_void_p,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared_bytes: int,
+        params: ctypes.Structure,
     ):
         self._params = params
         self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
-        self._shape = tuple(ctypes.c_uint(size) for size in (grid, 1, 1, threads, 1, 1, shared_bytes))
+        self._shape = tuple(ctypes.c_uint(size) for size in (*grid, threads, 1, 1, shared_bytes))
         self._function = function
         self._launch = driver().cuLaunchKernel
 
