@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -214,7 +214,7 @@ NAMES = ("flashtrie", "xgrammar", "xgrammar-json", "llguidance", "llguidance-jso
 def open_systems(names: Sequence[str] | None, tokens: TokenBytes, eos: Sequence[int]) -> list[Any]:
     """The systems asked for, or all that are installed; ours comes first."""
     installed = {name: importlib.util.find_spec(name) for name in ("xgrammar", "llguidance", "outlines_core")}
-    makers = {"flashtrie": lambda: OurMasks(tokens, eos)}
+    makers: dict[str, Callable[[], Any]] = {"flashtrie": lambda: OurMasks(tokens, eos)}
     if installed["xgrammar"]:
         makers["xgrammar"] = lambda: XGrammar(tokens, eos, "ebnf")
         makers["xgrammar-json"] = lambda: XGrammar(tokens, eos, "json")

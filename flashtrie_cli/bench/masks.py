@@ -20,7 +20,6 @@ from flashtrie_cli.bench.environment import environment
 from flashtrie_cli.bench.mask_systems import open_systems
 from flashtrie_cli.bench.request import Request
 from flashtrie_cli.bench.run import SCHEMA
-from flashtrie_cli.bench.tables import Table
 from flashtrie_cli.bench.workloads import GPT2_END, find_sample_data
 from flashtrie_cli.errors import UsageError
 from flashtrie_cli.keys.string_sets import read_string_sets
@@ -179,35 +178,6 @@ def summary_us(samples_ns: list[int]) -> dict[str, float]:
     }
 
 
-def mask_table_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """Text for a table with COLUMNS."""
-    return [_row_text(row) for row in rows]
-
-
-COLUMNS = (
-    ("set", "left"), ("members", "right"), ("system", "left"), ("compile ms", "right"), ("times ours", "right"),
-    ("fill µs p50", "right"), ("mean", "right"), ("p99", "right"), ("advance µs p50", "right"), ("MB", "right"),
-    ("batch 256 fill µs", "right"), ("advance µs", "right"),
-)  # fmt: skip
-
-
-def _row_text(row: dict[str, Any]) -> list[str]:
-    head = [row["set"], f"{row['num_members']:,}", row["system"]]
-    if "compile_us" not in row:
-        return [*head, row.get("failed") or row.get("left_out", ""), *[""] * (len(COLUMNS) - 4)]
-    batch = row.get("batch_us")
-    return [
-        *head,
-        f"{row['compile_us'] / 1e3:,.3g}" if row["compile_us"] < 1e6 else f"{row['compile_us'] / 1e3:,.0f}",
-        f"{row['times_ours']:,.1f}",
-        *(f"{row['fill_us'][name]:,.2f}" for name in ("median", "mean", "p99")),
-        f"{row['advance_us']['median']:,.2f}",
-        f"{row['memory'] / 1e6:,.2f}" if row["memory"] is not None else "",
-        f"{batch['fill_us']['median']:,.1f}" if batch else "",
-        f"{batch['advance_us']['median']:,.1f}" if batch else "",
-    ]
-
-
 def run_masks(
     request: Request, made: dict[str, Any], *, watch: Callable[[str, float], None], save: Callable[[], None]
 ) -> None:
@@ -231,7 +201,3 @@ def run_masks(
     bench.run(watch)
     made["is_complete"] = True
     save()
-
-
-def mask_table(rows: list[dict[str, Any]]) -> Table:
-    return Table("token masks", COLUMNS, mask_table_rows(rows))
