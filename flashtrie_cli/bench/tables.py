@@ -188,5 +188,41 @@ def all_tables(record: dict[str, Any]) -> list[Table]:
     """Every table that a record has something for."""
     if "builds" in record:
         return [build_table(record)]
+    if "masks" in record:
+        return [mask_table(record)]
     tables = (workload_table(record), levels_table(record), latency_table(record), quality_table(record))
     return [table for table in tables if table is not None and table.rows]
+
+
+def mask_table_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Text for a table with MASK_COLUMNS."""
+    return [_row_text(row) for row in rows]
+
+
+MASK_COLUMNS = (
+    ("set", "left"), ("members", "right"), ("system", "left"), ("compile ms", "right"), ("times ours", "right"),
+    ("fill µs p50", "right"), ("mean", "right"), ("p99", "right"), ("advance µs p50", "right"), ("MB", "right"),
+    ("batch 256 fill µs", "right"), ("advance µs", "right"),
+)  # fmt: skip
+
+
+def _row_text(row: dict[str, Any]) -> list[str]:
+    head = [row["set"], f"{row['num_members']:,}", row["system"]]
+    if "compile_us" not in row:
+        return [*head, row.get("failed") or row.get("left_out", ""), *[""] * (len(MASK_COLUMNS) - 4)]
+    batch = row.get("batch_us")
+    return [
+        *head,
+        f"{row['compile_us'] / 1e3:,.3g}" if row["compile_us"] < 1e6 else f"{row['compile_us'] / 1e3:,.0f}",
+        f"{row['times_ours']:,.1f}",
+        *(f"{row['fill_us'][name]:,.2f}" for name in ("median", "mean", "p99")),
+        f"{row['advance_us']['median']:,.2f}",
+        f"{row['memory'] / 1e6:,.2f}" if row["memory"] is not None else "",
+        f"{batch['fill_us']['median']:,.1f}" if batch else "",
+        f"{batch['advance_us']['median']:,.1f}" if batch else "",
+    ]
+
+
+def mask_table(record: dict[str, Any]) -> Table:
+    """A row a set, size and system."""
+    return Table("token masks", MASK_COLUMNS, mask_table_rows(record["masks"]))

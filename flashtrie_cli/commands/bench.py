@@ -170,7 +170,7 @@ class _Run:
 
                 self._measure(base, watch)
         finally:
-            if self.made.get("cases") or self.made.get("builds"):
+            if any(self.made.get(name) for name in ("cases", "builds", "masks")):
                 self._show()
         if any(verdict.is_slower(self.max_slowdown) for verdict in self.verdicts):
             raise typer.Exit(1)
@@ -210,6 +210,11 @@ class _Run:
             from flashtrie_cli.bench.builds import run_builds
 
             run_builds(self.request, self.made, watch=watch, save=self._save)
+            return
+        if self.request.workload == "masks":
+            from flashtrie_cli.bench.masks import run_masks
+
+            run_masks(self.request, self.made, watch=watch, save=self._save)
             return
         from flashtrie_cli.bench.session import Session
 

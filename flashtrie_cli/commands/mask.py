@@ -16,12 +16,16 @@ def command(
     index: IndexPath,
     prefixes: Annotated[
         str | None,
-        typer.Argument(metavar="[PREFIXES]", help="A prefix a line; - is stdin. Without it, the empty prefix only."),
+        typer.Argument(
+            metavar="[PREFIXES]", help="A prefix a line; - is stdin. Without it, the empty prefix only."
+        ),
     ] = None,
     ids: Annotated[
         bool, typer.Option("--ids", help="Prefixes are token ids between blanks, not text.")
     ] = False,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="OUT", help="File to write; - is stdout.")] = "-",
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="OUT", help="File to write; - is stdout.")
+    ] = "-",
     output_format: Annotated[
         str, typer.Option("--format", help="tsv, jsonl, or npy (int32 mask words, a row a prefix).")
     ] = "tsv",

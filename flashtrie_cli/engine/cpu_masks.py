@@ -56,7 +56,12 @@ class Automaton:
     from_cache: bool
 
     def compile(
-        self, members: Sequence[str | bytes], vocab_size: int, *, json_quoted: bool = False, prefix_space: bool = False
+        self,
+        members: Sequence[str | bytes],
+        vocab_size: int,
+        *,
+        json_quoted: bool = False,
+        prefix_space: bool = False,
     ) -> tuple[MaskArrays, int]:
         """The masks of a set and its number of distinct members. Raises InputError for a set that is too large."""
         try:
@@ -92,7 +97,7 @@ def open_automaton(
         arrays = native().build_automaton(*tokens.select(kept))
         if use_cache:
             _write_cached(path, digest, arrays)
-    return Automaton(tokens, tuple(sorted(set(eos))), added_is_text, digest, *arrays, from_cache)
+    return Automaton(tokens, tuple(sorted(set(eos))), added_is_text, digest, arrays[0], arrays[1], from_cache)
 
 
 def cache_directory() -> Path:
@@ -133,4 +138,3 @@ def open_mask_set(arrays: MaskArrays, eos: Sequence[int], vocab_size: int, *, ch
         raise UsageError(f"a vocabulary has 1 to {MAX_VOCAB_SIZE} ids, not {vocab_size}")
     ids = np.array(sorted(set(eos)), np.uint32)
     return native().MaskSet(*vars(arrays).values(), ids, vocab_size, check)
-

@@ -79,7 +79,9 @@ class _AdvanceParams(ctypes.Structure):
 class CudaMasks:
     """The lists of a `TokenMasks` on one device."""
 
-    def __init__(self, arrays: MaskArrays, mask_set: Any, eos: Sequence[int], vocab_size: int, device: int = 0):
+    def __init__(
+        self, arrays: MaskArrays, mask_set: Any, eos: Sequence[int], vocab_size: int, device: int = 0
+    ):
         """``mask_set``: the native object of the same masks, for the dense rows of its long lists."""
         from flashtrie_cli.engine import cuda_loader, cuda_sources
 
@@ -89,7 +91,9 @@ class CudaMasks:
         self._num_multiprocessors = opened.num_multiprocessors
         ids, dense_nodes = np.array(eos, np.uint32), mask_set.dense_nodes
         parts = {name: getattr(arrays, name) for name in ("rows", "entries", "far_entries", "far_targets")}
-        self._memory = _upload({**parts, "eos": ids, "dense_nodes": dense_nodes, "dense_words": mask_set.dense_words})
+        self._memory = _upload(
+            {**parts, "eos": ids, "dense_nodes": dense_nodes, "dense_words": mask_set.dense_words}
+        )
         at = {name: int(memory) for name, memory in self._memory.items()}
         self._dense = {"dense_nodes": at.pop("dense_nodes"), "dense_words": at.pop("dense_words")}
         self._dense |= {"num_dense": len(dense_nodes), "words_per_row": mask_set.num_words}
@@ -136,7 +140,11 @@ class CudaMasks:
         params.token_bytes = int(found.dtype[3:]) // 8
         if allowed is not None:
             flags = device_array("the allowed flags", allowed)
-            if flags.dtype not in ("uint8", "bool", "other8") or flags.shape != (rows,) or not flags.is_contiguous:
+            if (
+                flags.dtype not in ("uint8", "bool", "other8")
+                or flags.shape != (rows,)
+                or not flags.is_contiguous
+            ):
                 raise InputError(f"the allowed flags are not a contiguous uint8 [{rows}]")
             params.allowed = flags.pointer
         if rows:
@@ -172,7 +180,9 @@ def _states(states: Any, rows: int) -> DeviceArray:
 def _row_stride(logits: Any, found: DeviceArray) -> int:
     """Logits from one row to the next; InputError for what is no batch of logits."""
     if found.dtype not in _LOGIT_SIZES or len(found.shape) != 2:
-        raise InputError(f"logits are {found.dtype} {list(found.shape)}, not float32, float16 or bfloat16 [rows, width]")
+        raise InputError(
+            f"logits are {found.dtype} {list(found.shape)}, not float32, float16 or bfloat16 [rows, width]"
+        )
     if found.is_contiguous:
         return found.shape[1]
     if hasattr(logits, "stride"):

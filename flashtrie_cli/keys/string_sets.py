@@ -43,7 +43,9 @@ def read_string_sets(paths: Sequence[str], form: str = "text") -> StringSet:
         if lines[-1] == b"":
             lines.pop()  # what follows the last newline is no line
         if form == "jsonl":
-            parsed = [(number, _parse(line, path, number)) for number, line in enumerate(lines, 1) if line.strip()]
+            parsed = [
+                (number, _parse(line, path, number)) for number, line in enumerate(lines, 1) if line.strip()
+            ]
             for number, value in parsed:
                 if not isinstance(value, str):
                     raise InputError(f"holds {_kind(value)} where a string belongs", file=path, line=number)
@@ -86,7 +88,9 @@ def _strings(values: Any, path: str, where: str) -> list[str]:
         raise InputError(f"{where} holds {_kind(values)} where an array of strings belongs", file=path)
     for at, value in enumerate(values):
         if not isinstance(value, str):
-            raise InputError(f"{where} holds {_kind(value)} at position {at} where a string belongs", file=path)
+            raise InputError(
+                f"{where} holds {_kind(value)} at position {at} where a string belongs", file=path
+            )
     return values
 
 

@@ -16,9 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from flashtrie_cli.errors import InputError
-from flashtrie_cli.keys import sentencepiece_model
 from flashtrie_cli.inputs.source import read_whole
-from flashtrie_cli.trie.token_bytes import ADDED, BYTE_FALLBACK, HOLE, MAX_VOCAB_SIZE, NORMAL, SPECIAL, TokenBytes
+from flashtrie_cli.keys import sentencepiece_model
+from flashtrie_cli.trie.token_bytes import (
+    ADDED,
+    BYTE_FALLBACK,
+    HOLE,
+    MAX_VOCAB_SIZE,
+    NORMAL,
+    SPECIAL,
+    TokenBytes,
+)
 
 MAX_FILE_SIZE = 512 << 20
 VOC1_MAGIC = b"VOC1"

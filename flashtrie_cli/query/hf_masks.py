@@ -35,7 +35,8 @@ class MaskLogitsProcessor(LogitsProcessor):
         """``input_ids`` int64 [rows, length], ``scores`` [rows, vocab] on any device; returns a new tensor."""
         if scores.shape[-1] < self.masks.vocab_size:
             raise UsageError(
-                f"scores are {scores.shape[-1]} wide, the masks {self.masks.vocab_size}", hint="--vocab-size at the build"
+                f"scores are {scores.shape[-1]} wide, the masks {self.masks.vocab_size}",
+                hint="--vocab-size at the build",
             )
         states = _states_of(self.masks, input_ids[:, self.prompt_length :])
         return keep_only(scores, *allowed_pairs(self.masks, states, eos_when_ended=True))

@@ -63,7 +63,9 @@ def count_distinct(
 ) -> int:
     """Different masks among the nodes, by two independent 64-bit sums over each node's tokens."""
     num_nodes = len(is_terminal)
-    mixed = [_mix(tokens.astype(np.uint64) + np.uint64(salt)) for salt in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)]
+    mixed = [
+        _mix(tokens.astype(np.uint64) + np.uint64(salt)) for salt in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)
+    ]
     sums = []
     for values in mixed:
         running = np.zeros(len(values) + 1, np.uint64)

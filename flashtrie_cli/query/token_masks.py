@@ -111,15 +111,22 @@ class TokenMasks:
         file = IndexFile.open(path)
         if file.kind != layout.KIND_TOKEN_MASKS:
             raise IndexFileError(
-                f"is a {layout.KIND_NAMES[file.kind]}, without token masks", file=path, hint="build it with --masks"
+                f"is a {layout.KIND_NAMES[file.kind]}, without token masks",
+                file=path,
+                hint="build it with --masks",
             )
         meta = file.json(layout.META)
         if not _is_sound(meta):
             raise IndexFileError("says nothing of its vocabulary", file=path, hint="rebuild the index")
         try:
-            arrays = MaskArrays(**{name: _section(file, name, kind, threads) for name, kind in _ARRAYS.items()})
+            arrays = MaskArrays(
+                **{name: _section(file, name, kind, threads) for name, kind in _ARRAYS.items()}
+            )
             tokens = TokenBytes(
-                **{name: _section(file, f"token_{name}", kind, threads) for name, kind in _TOKEN_ARRAYS.items()}
+                **{
+                    name: _section(file, f"token_{name}", kind, threads)
+                    for name, kind in _TOKEN_ARRAYS.items()
+                }
             )
             _check_tokens(tokens)
             return cls(arrays, tokens, meta, check=True)
@@ -202,7 +209,9 @@ class TokenMasks:
         """Write the mask of each state into the rows of an int32 array [>= len(states), >= num_words]."""
         self.set.fill(_states(states), bitmask)
 
-    def advance(self, states: npt.ArrayLike, tokens: npt.ArrayLike) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
+    def advance(
+        self, states: npt.ArrayLike, tokens: npt.ArrayLike
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
         """Each state after its token, and whether the token was allowed; where it was not the state stays."""
         after = np.array(states, np.uint32)
         allowed = self.set.advance(after, np.ascontiguousarray(tokens, np.int64))
@@ -234,7 +243,7 @@ class TokenMasks:
         return state
 
     def on_device(self, device: int = 0) -> Any:
-        """A `CudaMasks`: ``apply(logits, states, stream)`` and ``advance(states, tokens, allowed, stream)`` on device arrays.
+        """The same masks on a GPU, for device arrays: see `CudaMasks.apply` and `CudaMasks.advance`.
 
         Raises EngineUnavailable where there is no GPU.
         """
@@ -287,7 +296,9 @@ def _check_eos(eos: Sequence[int], vocab_size: int) -> None:
     if not eos:
         raise UsageError("no end-of-sequence id, so that no answer could end", hint="--eos ID")
     if not all(0 <= token < vocab_size for token in eos):
-        raise UsageError(f"an end-of-sequence id outside the vocabulary of {vocab_size}", hint="--vocab-size N")
+        raise UsageError(
+            f"an end-of-sequence id outside the vocabulary of {vocab_size}", hint="--vocab-size N"
+        )
 
 
 def _is_sound(meta: Any) -> bool:

@@ -58,7 +58,9 @@ class MaskLogitsProcessor(_Base):
             return
         known = configured_indexes()
         if not isinstance(name, str) or name not in known:
-            raise ValueError(f"{ARGUMENT} {name!r} is not one of {', '.join(sorted(known)) or 'none'} ({ENVIRONMENT})")
+            raise ValueError(
+                f"{ARGUMENT} {name!r} is not one of {', '.join(sorted(known)) or 'none'} ({ENVIRONMENT})"
+            )
 
     def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool):
         self._device = device

@@ -64,7 +64,11 @@ class TokenBytes:
         lengths = np.diff(self.begins.astype(np.int64))
         begins = np.zeros(int(kept.sum()) + 1, np.uint64)
         np.cumsum(lengths[kept], out=begins[1:], dtype=np.uint64)
-        return np.flatnonzero(kept).astype(np.uint32), begins, self.data[np.repeat(kept, lengths)]
+        return (
+            np.flatnonzero(kept).astype(np.uint32),
+            begins,
+            self.data[np.repeat(kept, lengths.astype(np.intp))],
+        )
 
     def digest(self, kept: npt.NDArray[np.bool_] | None = None) -> str:
         """Names the vocabulary, or the part of it that spells text: BLAKE2b-128 in hex."""

@@ -8,7 +8,19 @@ import random
 import numpy as np
 import pytest
 from masks_world import (
-    A_HOLE, BOS, EMPTY, EOS, EOT, IM_START, PAD, THINK, bits_of, byte, piece, random_states, trap_vocabulary,
+    A_HOLE,
+    BOS,
+    EMPTY,
+    EOS,
+    EOT,
+    IM_START,
+    PAD,
+    THINK,
+    bits_of,
+    byte,
+    piece,
+    random_states,
+    trap_vocabulary,
 )  # fmt: skip
 
 from flashtrie_cli.engine.reference_masks import ReferenceMasks
@@ -259,7 +271,7 @@ def test_no_members_allow_nothing():
 
 def test_members_of_both_kinds_and_bad_ones():
     assert compiled([b"abc", "abc"]).num_members == 1
-    with pytest.raises(InputError, match="member 1 .*surrogate"):
+    with pytest.raises(InputError, match=r"member 1 .*surrogate"):
         TokenMasks.from_strings(["a", "\ud800"], VOCABULARY, eos=[EOS])
     with pytest.raises(InputError, match="member 0 is neither"):
         TokenMasks.from_strings([7], VOCABULARY, eos=[EOS])
@@ -288,7 +300,10 @@ def test_a_vocabulary_without_some_bytes():
 
 
 def test_batches_agree_with_single_states():
-    members = ["".join(random.Random(seed).choices(["a", "ab", "yes", "under", "ö", " "], k=6)) for seed in range(400)]
+    members = [
+        "".join(random.Random(seed).choices(["a", "ab", "yes", "under", "ö", " "], k=6))
+        for seed in range(400)
+    ]
     masks = TokenMasks.from_strings(members, VOCABULARY, eos=[EOS, EOT])
     rng = random.Random(5)
     visited = random_states(masks, rng, 600)

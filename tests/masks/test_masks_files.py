@@ -120,7 +120,9 @@ def write_and_try(masks: TokenMasks, changed: dict, path: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("meta", [{}, {"eos": "x"}, {"vocab_size": 0}, {"vocab_size": 1 << 30}, {"eos": [9, 3]}, {"eos": [-1]}])
+@pytest.mark.parametrize(
+    "meta", [{}, {"eos": "x"}, {"vocab_size": 0}, {"vocab_size": 1 << 30}, {"eos": [9, 3]}, {"eos": [-1]}]
+)
 def test_bad_meta_is_refused(masks, tmp_path, meta):
     masks.meta = {**masks.meta, **meta} if meta else meta
     masks.save(str(tmp_path / "bad.ftrie"))
@@ -200,8 +202,10 @@ def test_json_sets(tmp_path):
 def test_the_enum_of_a_schema(tmp_path):
     path = tmp_path / "schema.json"
     schema = {
-        "properties": {"x": {"enum": ["a", "b"]}, "y": {"$ref": "#/$defs/y~1z"}, "k": {"const": "only"}, "n": {"type": "string"},
-                       "list": {"anyOf": [{"enum": ["c"]}]}, "loop": {"$ref": "#/properties/loop"}},
+        "properties": {
+            "x": {"enum": ["a", "b"]}, "y": {"$ref": "#/$defs/y~1z"}, "k": {"const": "only"}, "n": {"type": "string"},
+            "list": {"anyOf": [{"enum": ["c"]}]}, "loop": {"$ref": "#/properties/loop"},
+        },
         "$defs": {"y/z": {"enum": ["d", "e"]}},
     }  # fmt: skip
     path.write_text(json.dumps(schema))
@@ -210,7 +214,12 @@ def test_the_enum_of_a_schema(tmp_path):
         ("/properties/k", ["only"]), ("/properties/list/anyOf/0", ["c"]),
     ]:  # fmt: skip
         assert read_schema_enum(str(path), pointer).members == want
-    for pointer, error in [("/properties/n", InputError), ("/nowhere", InputError), ("x", UsageError), ("/properties/loop", InputError)]:
+    for pointer, error in [
+        ("/properties/n", InputError),
+        ("/nowhere", InputError),
+        ("x", UsageError),
+        ("/properties/loop", InputError),
+    ]:
         with pytest.raises(error):
             read_schema_enum(str(path), pointer)
 
@@ -230,7 +239,9 @@ def test_build_reports_and_refuses(tmp_path):
     assert report.counts["num_empty_lines_skipped"] == 1
     assert report.file_size == os.path.getsize(out)
     assert not report.counts["automaton_from_cache"]
-    assert build_masks([str(source)], out, tokenizer=tokenizer, eos="1", force=True).counts["automaton_from_cache"]
+    assert build_masks([str(source)], out, tokenizer=tokenizer, eos="1", force=True).counts[
+        "automaton_from_cache"
+    ]
     with pytest.raises(UsageError, match="not a list of token ids"):
         parse_ids("1,x", "--eos")
 
@@ -250,7 +261,9 @@ def counts(masks: TokenMasks) -> list[int]:
 
 
 def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([sys.executable, "-m", "flashtrie_cli", *arguments], input=stdin, capture_output=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "flashtrie_cli", *arguments], input=stdin, capture_output=True, check=False
+    )
 
 
 def test_mask_command(masks, tmp_path):
@@ -262,9 +275,14 @@ def test_mask_command(masks, tmp_path):
     assert [int(row[1]) for row in rows] == masks.allowed(0).tolist()
     assert [0, piece("yes"), "yes"] in [[int(row[0]), int(row[1]), row[2]] for row in rows]
 
-    found = run("mask", path, "-", "--json", stdin="yes\nzebra\n\na\t\n".encode())
+    found = run("mask", path, "-", "--json", stdin=b"yes\nzebra\n\na\t\n")
     lines = [json.loads(line) for line in found.stdout.splitlines()]
-    assert [line["num_allowed"] for line in lines] == [len(masks.allowed(masks.walk_bytes(b"yes"))), 0, len(masks.allowed(0)), 2]
+    assert [line["num_allowed"] for line in lines] == [
+        len(masks.allowed(masks.walk_bytes(b"yes"))),
+        0,
+        len(masks.allowed(0)),
+        2,
+    ]
     assert {"id": EOS, "eos": True} in lines[0]["allowed"]
     assert lines[1]["state"] is None
     assert lines[3]["forced"] == {"text": "b"}

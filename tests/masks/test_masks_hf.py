@@ -27,7 +27,14 @@ def masks() -> TokenMasks:
 def model():
     torch.manual_seed(0)
     config = transformers.GPT2Config(
-        vocab_size=WIDTH, n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=2, eos_token_id=EOS, pad_token_id=PAD
+        vocab_size=WIDTH,
+        n_positions=64,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=2,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
     )
     return transformers.GPT2LMHeadModel(config).eval()
 
@@ -50,7 +57,11 @@ def test_generations_are_members(model, masks, options):
     prompts = torch.tensor([[PAD, PAD, 20, 21, 22], [30, 31, 32, 33, 34]])
     mask = (prompts != PAD).long()
     output = model.generate(
-        prompts, attention_mask=mask, max_new_tokens=20, logits_processor=[MaskLogitsProcessor(masks, 5)], **options
+        prompts,
+        attention_mask=mask,
+        max_new_tokens=20,
+        logits_processor=[MaskLogitsProcessor(masks, 5)],
+        **options,
     )
     found = answers(output, 5)
     assert len(found) == 2 * options.get("num_return_sequences", 1)

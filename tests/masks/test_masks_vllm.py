@@ -98,7 +98,9 @@ def test_a_changing_batch_generates_members_only(processor):
 
 def test_tokens_taken_back(processor):
     output = [VOCABULARY_ID["yes"]]
-    processor.update_state(BatchUpdate(1, [], [(0, SamplingParams({"flashtrie_masks": "answers"}), [], output)], []))
+    processor.update_state(
+        BatchUpdate(1, [], [(0, SamplingParams({"flashtrie_masks": "answers"}), [], output)], [])
+    )
     first = allowed(processor)
     assert EOS in first
     output.append(EOS)
