@@ -14,6 +14,11 @@ struct LoudsWindow {
   uint64_t words[4];
   uint32_t row[2];  // of the wide table, where the line names one
 
+  // Where in louds the children of the line's nodes begin.
+  FT_DEVICE static uint64_t first_bit(uint32_t node, uint32_t line_first_child) {
+    return static_cast<uint64_t>(node & ~63u) + line_first_child - 1;
+  }
+
   // Begins the reads. `line_first_child` and `line_wide` are what the node's line says.
   FT_DEVICE void ask(const TrieView& trie, uint32_t node, uint32_t line_first_child, uint32_t line_wide) {
     if (line_wide != kNotWide) {
@@ -82,10 +87,6 @@ struct LoudsWindow {
       at += above ? half : 0;
     }
     return at;
-  }
-
-  FT_DEVICE static uint64_t first_bit(uint32_t node, uint32_t line_first_child) {
-    return static_cast<uint64_t>(node & ~63u) + line_first_child - 1;
   }
 };
 

@@ -6,8 +6,10 @@
 
 namespace flashtrie {
 
-constexpr uint32_t kMatchPlaces = 2048;  // matches that wait to be judged, a block; at least one window's 256
-constexpr uint32_t kRowWarps = 4;        // warps that prepare the next row while the others expand
+constexpr uint32_t kQueuePlaces = 64;  // matches that wait to be judged, a warp
+constexpr uint32_t kRowWarps = 4;      // warps that begin with the next row while the others expand
+constexpr uint32_t kMaxExpandWarps = 20;
+constexpr uint32_t kMaxRepeats = 64;   // slots with a token that an earlier one has, settled together
 constexpr uint32_t kMaxBeamWidth = 4096;
 constexpr uint32_t kMaxSlots = 4096;
 constexpr uint32_t kNoSlot = 0xffffffffu;
@@ -53,16 +55,13 @@ struct SearchBatch {
 // Free places of a pool below which no warp starts another 32 matches: all warps may have begun some.
 constexpr uint32_t kPoolSlack = 640;
 
-constexpr uint32_t kMoreWindows = 1, kPoolFull = 2;
-
 // State of one block that its threads share.
 struct SearchControl {
   uint64_t frontier[2];        // by step parity, the leader's: beams, and their label groups << 32
   uint64_t cut;
-  uint32_t again[2];           // by round parity: kMoreWindows, kPoolFull, of any block of the group
-  uint32_t stopped[2];         // by round parity: a warp of this block has unjudged matches left
-  uint32_t num_matches[2];     // by round parity: places of the match list asked for
-  uint32_t no_matches[2];      // by round parity: complement of the first place not granted; 0: all were
+  uint32_t again[2];           // by round parity: a pool of the group is full
+  uint32_t row_taken[2];       // by parity of the row: slots taken by a warp
+  uint32_t num_repeats[2];     // by parity of the row
   uint32_t num_candidates[2];  // by step parity
   uint32_t candidate_floor[2]; // by step parity: a bin below which no candidate can survive, but for later ones
   uint32_t num_results;
@@ -74,6 +73,7 @@ struct SearchControl {
   uint32_t num_gathered;
   uint32_t best_score, worst_score, most_in_bin;  // of the hits; worst as its complement
   uint32_t candidate_totals[kChunks], result_totals[kChunks], warp_sums[kChunks];
+  uint32_t repeats[2][kMaxRepeats];
   uint32_t next_query;  // the last, and not cleared between queries
 };
 
@@ -84,8 +84,8 @@ struct SharedPlaces {
   static constexpr uint32_t kBitmaps = (sizeof(SearchControl) + 15) / 16 * 16;
   static constexpr uint32_t kHistograms = kBitmaps + 2 * kBitmapWords * 4;
   static constexpr uint32_t kTies = kHistograms + (kBlocks == 1 ? 3 : 5) * kBinWords * 4;
-  static constexpr uint32_t kMatches = kTies + kMaxTies * 8;
-  static constexpr uint32_t kTables = kMatches + kMatchPlaces * 8;
+  static constexpr uint32_t kQueues = kTies + kMaxTies * 8;
+  static constexpr uint32_t kTables = kQueues + kMaxExpandWarps * kQueuePlaces * 8;
 
   FT_HD static uint32_t large(const SearchBatch& batch) { return kTables + 2 * (12u << batch.log2_table); }
   FT_HD static uint64_t large_bytes(const SearchBatch& batch) {

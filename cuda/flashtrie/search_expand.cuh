@@ -5,83 +5,54 @@ namespace flashtrie {
 
 constexpr uint32_t kFloorEvery = 512;  // new entries of a pool after which its floor is raised
 
-// One round of a warp: it scans until its windows or the match list are used up, and judges its share of the list until
-// that or a pool is. What remains is for the next round.
+// One round of a warp: it scans its windows and judges what matches, until it is through or a pool is full. What remains is
+// for the next round, with the same cursor.
 template <int kBlocks, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kSpill>::expand(Cursor& cursor) {
   const uint32_t num_warps = (simt::num_threads() >> 5) - kRowWarps;
-  if (!cursor.resumes) {
-    Window window{};  // the next one is loaded while this one is tested
+  uint64_t* queue = queues() + (simt::thread() >> 5) * kQueuePlaces;
 #pragma unroll 1
-    for (bool loaded = false;;) {
-      const bool more = cursor.window * 32 < num_label_groups_;
-      Window next{};
-      if (more) next = load_window(cursor.window);
-      if (loaded) test_window(window, cursor);
-      if (simt::any(cursor.mask != 0) && !list_matches(cursor)) {
-        call_again(kMoreWindows);
-        break;
+  for (;;) {
+    const uint32_t votes = simt::ballot(cursor.mask != 0);
+    const bool more = cursor.window * 32 < num_label_groups_;
+    if (cursor.queued >= 32 || (votes == 0 && !more && !cursor.is_loaded)) {
+      if (cursor.queued == 0) return;
+      if (simt::any(is_full())) return call_again();
+      const uint32_t taken = cursor.queued < 32 ? cursor.queued : 32;
+      cursor.queued -= taken;
+      const bool here = simt::lane() < taken;
+      const uint64_t match = here ? queue[cursor.queued + simt::lane()] : 0;
+      simt::sync_warp();
+      judge(here, static_cast<uint32_t>(match), static_cast<uint32_t>(match >> 32));
+    } else if (votes != 0) {
+      if (cursor.mask != 0) {
+        const uint32_t node = cursor.node + simt::lowest_one(cursor.mask);
+        cursor.mask &= cursor.mask - 1;
+        queue[cursor.queued + simt::count_ones(votes & simt::lanes_below())] =
+            static_cast<uint64_t>(cursor.beam) << 32 | node;
       }
-      if (!more) break;
-      window = next;
-      loaded = true;
+      cursor.queued += simt::count_ones(votes);
+      simt::sync_warp();
+    } else {
+      // The next window is under way while this one's matches are judged.
+      if (cursor.is_loaded) test_window(cursor);
+      cursor.is_loaded = more;
+      if (more) cursor.loaded = load_window(cursor.window);
       cursor.window += kBlocks * num_warps;
     }
-    simt::sync_part(kExpandPart, 32 * num_warps);
-    const uint32_t granted = ~control().no_matches[round_ & 1], asked = control().num_matches[round_ & 1];
-    cursor.num_matches = asked < granted ? asked : granted;
-    cursor.judge_at = simt::thread() & ~31u;
-  } else if (simt::any(cursor.mask != 0) || cursor.window * 32 < num_label_groups_) {
-    call_again(kMoreWindows);
-  }
-#pragma unroll 1
-  for (; cursor.judge_at < cursor.num_matches; cursor.judge_at += 32 * num_warps) {
-    if (simt::any(is_full())) {
-      if (simt::lane() == 0) control().stopped[round_ & 1] = 1;
-      call_again(kPoolFull);
-      return;
-    }
-    judge(cursor.judge_at, cursor.num_matches);
   }
 }
 
 template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::call_again(uint32_t why) {
+FT_DEVICE void GroupSearch<kBlocks, kSpill>::call_again() {
   if (simt::lane() != 0) return;
-  for (int b = 0; b < kBlocks; ++b) simt::atomic_or(&simt::in_block<kBlocks>(&control(), b)->again[round_ & 1], why);
+  for (int b = 0; b < kBlocks; ++b) simt::in_block<kBlocks>(&control(), b)->again[round_ & 1] = 1;
 }
 
 // Whether a pool could overflow if every warp of the block added 32 entries now.
 template <int kBlocks, bool kSpill>
 FT_DEVICE bool GroupSearch<kBlocks, kSpill>::is_full() const {
   return *candidates().count + kPoolSlack > candidates().capacity || *results().count + kPoolSlack > results().capacity;
-}
-
-// Puts the matches of a scanned window into the block's list. False, and nothing listed, where there is no room.
-template <int kBlocks, bool kSpill>
-FT_DEVICE bool GroupSearch<kBlocks, kSpill>::list_matches(Cursor& cursor) {
-  uint32_t votes[8], total = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    votes[i] = simt::ballot((cursor.mask >> i) & 1);
-    total += simt::count_ones(votes[i]);
-  }
-  uint32_t at = 0;
-  if (simt::lane() == 0) {
-    at = simt::atomic_add(&control().num_matches[round_ & 1], total);
-    if (at + total > kMatchPlaces) simt::atomic_max(&control().no_matches[round_ & 1], ~at);
-  }
-  at = simt::shuffle(at, 0);
-  if (at + total > kMatchPlaces) return false;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if ((cursor.mask >> i) & 1)
-      matches()[at + simt::count_ones(votes[i] & simt::lanes_below())] =
-          static_cast<uint64_t>(cursor.beam) << 32 | (cursor.node + i);
-    at += simt::count_ones(votes[i]);
-  }
-  cursor.mask = 0;
-  return true;
 }
 
 // Begins to load a window, one label group a lane.
@@ -118,7 +89,8 @@ FT_DEVICE typename GroupSearch<kBlocks, kSpill>::Window GroupSearch<kBlocks, kSp
 
 // Which of a group's labels share their low half with a proposal.
 template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::test_window(const Window& window, Cursor& cursor) const {
+FT_DEVICE void GroupSearch<kBlocks, kSpill>::test_window(Cursor& cursor) const {
+  const Window& window = cursor.loaded;
   cursor.beam = window.beam;
   cursor.node = window.node;
   cursor.mask = window.wanted == kFound;
@@ -158,6 +130,7 @@ FT_OUTLINE uint32_t find_child_outlined(const TrieView& trie, ChildRange range, 
 template <int kBlocks, bool kSpill>
 FT_DEVICE uint32_t GroupSearch<kBlocks, kSpill>::find_wide(ChildRange range, uint32_t slot) const {
   const uint32_t token = load_token(grid_ + static_cast<uint64_t>(step_) * batch_.num_slots + slot);
+  if (token == kNoToken) return kNoNode;
   const uint64_t best = table(step_).find(token);
   if (best == 0 || StepTable::slot_of(best) != slot) return kNoNode;  // empty, or an earlier slot has the token
   if (step_ != 0 || !batch_.root_table) return find_child_outlined(batch_.trie, range, token);
@@ -178,14 +151,11 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kSpill>::find_wide(ChildRange range, uin
   return low < last && simt::load_word(batch_.trie.label_low + low) == (token & 0xffff) ? low : kNoNode;
 }
 
-// Judges 32 matches of the list, one a lane, and puts what is a candidate or a result into the pools. Two reads
-// deep behind the scan: the node's line and label, touched by the scan; then the high part and the louds words.
+// Judges a match a lane, and puts what is a candidate or a result into the pools. Two reads deep behind the scan: the
+// node's line and label, touched by the scan; then the high part and the louds words, side by side.
 template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::judge(uint32_t at, uint32_t num_matches) {
+FT_DEVICE void GroupSearch<kBlocks, kSpill>::judge(bool here, uint32_t node, uint32_t beam) {
   const TrieView& trie = batch_.trie;
-  const bool here = at + simt::lane() < num_matches;
-  const uint64_t match = here ? matches()[at + simt::lane()] : 0;
-  const uint32_t node = static_cast<uint32_t>(match), beam = static_cast<uint32_t>(match >> 32);
   const unsigned char* line = reinterpret_cast<const unsigned char*>(&trie.lines[node >> 6]);
   const simt::Quad bits = simt::load_quad(line);
   const simt::Quad ranks = simt::load_quad(line + 16);  // terminal_rank, first_child, wide, high_rank

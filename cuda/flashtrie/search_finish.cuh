@@ -3,6 +3,7 @@
 
 namespace flashtrie {
 
+constexpr uint32_t kCompareAll = 256;  // up to so many hits are each compared with all others
 constexpr uint32_t kCrowdedBin = 64;  // past this many hits a bin, comparing them all is no longer cheap
 
 template <int kBlocks, bool kSpill>
@@ -11,11 +12,20 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::finish() {
 #pragma unroll 1
   for (uint32_t i = simt::thread(); i < kBinWords; i += simt::num_threads()) candidate_histogram(0)[i] = 0;
   uint64_t cut = 0;
+  uint32_t num_gathered = found;
   if (found > result_limit_) {
     sum_chunks<kBlocks>(result_histogram(), combined(1), control().result_totals);
     simt::sync_block();
     const uint32_t* bins = kBlocks == 1 ? result_histogram() : combined(1);
-    cut = settle(results(), locate_cut(bins, control().result_totals, result_limit_), result_limit_, 1);
+    const BinCut at = locate_cut(bins, control().result_totals, result_limit_);
+    // A few too many do no harm where each is compared with all others anyway.
+    num_gathered = result_limit_ - at.wanted + (at.wanted > 0 ? at.in_bin : 0);
+    if (at.wanted > 0 && num_gathered <= kCompareAll) {
+      cut = bin_start(at.bin);
+    } else {
+      cut = settle(results(), at, result_limit_, 1);
+      num_gathered = result_limit_;
+    }
   }
   gather(cut);
   simt::sync_group<kBlocks>();
@@ -27,7 +37,10 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::finish() {
     if (num_hits == 0) batch_.num_tokens[query_] = 0;
   }
   if (num_hits == 0) return;
-  sort(num_hits);
+  if (num_gathered <= kCompareAll)
+    rank_all(num_gathered, num_hits);
+  else
+    sort(num_hits);
   write_hits(num_hits);
 }
 
@@ -58,6 +71,28 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::gather(uint64_t cut) {
     simt::in_block<kBlocks>(candidates().first(), 0)[at] = results().first()[i];
     simt::in_block<kBlocks>(candidates().second(), 0)[at] = results().second()[i];
   }
+}
+
+// Leaves the places of the best hits, best first, in the second half of the bitmaps' memory: a warp a hit, compared with
+// all others.
+template <int kBlocks, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kSpill>::rank_all(uint32_t num_gathered, uint32_t num_hits) {
+  uint16_t* sorted = reinterpret_cast<uint16_t*>(bitmaps()) + kMaxBeamWidth;
+  const uint64_t* keys = candidates().keys;
+  uint64_t mine[kCompareAll / 32];
+#pragma unroll
+  for (uint32_t i = 0; i < kCompareAll / 32; ++i)
+    mine[i] = 32 * i + simt::lane() < num_gathered ? keys[32 * i + simt::lane()] : 0;
+#pragma unroll 4
+  for (uint32_t hit = simt::thread() >> 5; hit < num_gathered; hit += simt::num_threads() >> 5) {
+    const uint64_t key = keys[hit];
+    uint32_t better = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kCompareAll / 32; ++i) better += mine[i] > key;
+    better = simt::reduce_add(better);
+    if (simt::lane() == 0 && better < num_hits) sorted[better] = static_cast<uint16_t>(hit);
+  }
+  simt::sync_block();
 }
 
 // Leaves the places of the gathered hits, best first, in the second half of the bitmaps' memory. Bins between the

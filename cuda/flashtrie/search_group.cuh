@@ -12,9 +12,7 @@
 
 namespace flashtrie {
 
-constexpr int kExpandPart = 1, kRowPart = 2;  // of a block's warps, for barriers
-
-enum SearchPhase { kPhaseBegin, kPhaseExpand, kPhaseWait, kPhasePrune, kPhaseCut, kPhaseSurvive, kPhaseFinish, kPhases };
+enum SearchPhase { kPhaseBegin, kPhaseExpand, kPhaseRow, kPhaseWait, kPhasePrune, kPhaseCut, kPhaseSurvive, kPhaseFinish, kPhases };
 
 // What a thread knows of the search under way; the same in all threads of a group.
 struct SearchState {
@@ -39,7 +37,7 @@ class GroupSearch : private SearchState {
   // Rare parts, each called through `outlined`, so that the code that always runs lies close together.
   FT_DEVICE void prune();
   FT_DEVICE void check_rows(uint32_t from);
-  FT_DEVICE void put_row(uint32_t row, uint32_t me, uint32_t num_threads);
+  FT_DEVICE void put_row(uint32_t row);
   FT_DEVICE uint64_t search_cut(const Pool& pool, uint32_t n);
   FT_DEVICE void sort_crowded(uint32_t num_hits);
   FT_DEVICE const SearchState& state() const { return *this; }
@@ -64,20 +62,20 @@ class GroupSearch : private SearchState {
 
   // What a warp has under way while it expands the frontier, from round to round.
   struct Cursor {
-    uint32_t window;  // the next one to scan
-    uint32_t mask;    // matches of this lane's group not yet listed
+    uint32_t window;  // the next one to load
+    bool is_loaded;
+    Window loaded;
+    uint32_t mask;    // matches of this lane's group not yet queued
     uint32_t node;    // the group's first node
     uint32_t beam;
-    uint32_t num_matches;  // in the list
-    uint32_t judge_at;     // the next of them
-    bool resumes;          // some warp of the block stopped before it had judged all of its share
+    uint32_t queued;
   };
 
   FT_DEVICE void search(uint32_t query);
   FT_DEVICE void begin(uint32_t query);
   FT_DEVICE void step();
   FT_DEVICE void reset_round();
-  FT_DEVICE void prepare_row();
+  FT_DEVICE void settle_repeats(uint32_t row);
   FT_DEVICE void survive(uint64_t cut);
   FT_DEVICE void compact(const Pool& pool, uint32_t* histogram, uint64_t cut);
   FT_DEVICE uint64_t settle(const Pool& pool, const BinCut& cut, uint32_t n, int which);
@@ -87,13 +85,12 @@ class GroupSearch : private SearchState {
   // search_expand.cuh
   FT_DEVICE void expand(Cursor& cursor);
   FT_DEVICE Window load_window(uint32_t at) const;
-  FT_DEVICE void test_window(const Window& window, Cursor& cursor) const;
+  FT_DEVICE void test_window(Cursor& cursor) const;
   FT_DEVICE uint32_t find_beam(uint32_t group) const;
   FT_DEVICE uint32_t find_wide(ChildRange range, uint32_t slot) const;
-  FT_DEVICE bool list_matches(Cursor& cursor);
-  FT_DEVICE void judge(uint32_t at, uint32_t num_matches);
+  FT_DEVICE void judge(bool here, uint32_t node, uint32_t beam);
   FT_DEVICE bool is_full() const;
-  FT_DEVICE void call_again(uint32_t why);
+  FT_DEVICE void call_again();
   FT_DEVICE void raise_floor(const uint32_t* histogram, uint32_t n, uint32_t* floor) const;
   FT_DEVICE uint32_t push(const Pool& pool, uint32_t* histogram, bool wanted, uint64_t key, uint32_t link, uint32_t first,
                           uint32_t second);
@@ -102,6 +99,7 @@ class GroupSearch : private SearchState {
   FT_DEVICE void finish();
   FT_DEVICE void gather(uint64_t cut);
   FT_DEVICE void sort(uint32_t num_hits);
+  FT_DEVICE void rank_all(uint32_t num_gathered, uint32_t num_hits);
   FT_DEVICE void write_hits(uint32_t num_hits);
   FT_DEVICE void write_tokens(uint32_t link, uint32_t depth, uint32_t* to) const;
 
@@ -125,7 +123,7 @@ class GroupSearch : private SearchState {
   FT_DEVICE uint32_t* bitmaps() const { return reinterpret_cast<uint32_t*>(shared_ + Places::kBitmaps); }
   FT_DEVICE uint32_t* histograms() const { return reinterpret_cast<uint32_t*>(shared_ + Places::kHistograms); }
   FT_DEVICE uint64_t* ties() const { return reinterpret_cast<uint64_t*>(shared_ + Places::kTies); }
-  FT_DEVICE uint64_t* matches() const { return reinterpret_cast<uint64_t*>(shared_ + Places::kMatches); }  // beam, node
+  FT_DEVICE uint64_t* queues() const { return reinterpret_cast<uint64_t*>(shared_ + Places::kQueues); }  // beam, node
   FT_DEVICE unsigned char* large() const { return kSpill ? workspace_ : shared_ + Places::large(batch_); }
   // The frontier, by beam.
   FT_DEVICE float* beam_scores() const { return reinterpret_cast<float*>(large()); }
@@ -163,9 +161,8 @@ FT_OUTLINE void check_rows_outlined(const SearchBatch& batch, unsigned char* sha
   GroupSearch<kBlocks, kSpill>(batch, shared, state).check_rows(state.step_ + 1);
 }
 template <int kBlocks, bool kSpill>
-FT_OUTLINE void put_row_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState& state, uint32_t row,
-                                 uint32_t me, uint32_t num_threads) {
-  GroupSearch<kBlocks, kSpill>(batch, shared, state).put_row(row, me, num_threads);
+FT_OUTLINE void put_row_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState& state, uint32_t row) {
+  GroupSearch<kBlocks, kSpill>(batch, shared, state).put_row(row);
 }
 template <int kBlocks, bool kSpill>
 FT_OUTLINE uint64_t search_cut_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState& state,
@@ -245,8 +242,12 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::begin(uint32_t query) {
   beam_width_ = batch_.beam_widths ? batch_.beam_widths[query] : batch_.search.beam_width;
   result_limit_ = batch_.result_limits ? batch_.result_limits[query] : batch_.search.num_results;
   grid_ = static_cast<uint64_t>(query) * batch_.num_steps * batch_.num_slots;
-  table(0).clear(me, simt::num_threads());
-  table(1).clear(me, simt::num_threads());
+  if (num_steps_ > 0 && 8 * me < batch_.num_slots) {  // the first row comes while memory is cleared
+    simt::prefetch(static_cast<const unsigned char*>(batch_.tokens) + (grid_ + 8 * me) * batch_.token_bytes);
+    simt::prefetch(static_cast<const unsigned char*>(batch_.logprobs) + (grid_ + 8 * me) * batch_.logprob_bytes);
+  }
+  table(0).clear();
+  table(1).clear();
 #pragma unroll 1
   for (uint32_t i = me; i < 3 * kBinWords; i += simt::num_threads()) histograms()[i] = 0;
   // All but next_query, which a slower thread may still have to read.
@@ -266,7 +267,11 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::begin(uint32_t query) {
   result_floor_ = 0;
   floored_results_ = 0;
   simt::sync_block();
-  if (num_steps_ > 0) put_row_outlined<kBlocks, kSpill>(batch_, shared_, SearchState(*this), 0, me, simt::num_threads());
+  if (num_steps_ > 0) {
+    put_row_outlined<kBlocks, kSpill>(batch_, shared_, SearchState(*this), 0);
+    simt::sync_block();
+    settle_repeats(0);
+  }
   simt::sync_group<kBlocks>();
   lap(kPhaseBegin);
 }
@@ -281,31 +286,32 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::step() {
   factor_ = batch_.search.length_factors[step_ + 1];
   const uint32_t me = simt::thread(), num_warps = simt::num_threads() >> 5;
   const uint32_t expanding = num_warps - kRowWarps;
-  Cursor cursor{simt::rank<kBlocks>() * expanding + (me >> 5), 0, 0, 0, 0, 0, false};
+  Cursor cursor{};
+  cursor.window = simt::rank<kBlocks>() * expanding + (me >> 5);
   bool has_row = is_last_;
 #pragma unroll 1
   for (;;) {
     reset_round();
-    if ((me >> 5) < expanding) {
-      expand(cursor);
-    } else if (!has_row) {
-      prepare_row();
-    }
-    has_row = true;
+    if ((me >> 5) < expanding) expand(cursor);
     lap(kPhaseExpand);
+    // Four warps come here at once, the others when they have nothing left to expand.
+    if (!has_row) put_row_outlined<kBlocks, kSpill>(batch_, shared_, SearchState(*this), step_ + 1);
+    has_row = true;
+    lap(kPhaseRow);
     simt::sync_group<kBlocks>();
     lap(kPhaseWait);
-    const uint32_t again = control().again[round_ & 1];
-    cursor.resumes = control().stopped[round_ & 1] != 0;
-    ++round_;
-    if (again == 0) break;
-    simt::sync_block();  // the flags have been read
-    if (again & kPoolFull) {
-      SearchState state(*this);
-      prune_outlined<kBlocks, kSpill>(batch_, shared_, state);
-      static_cast<SearchState&>(*this) = state;
-    }
+    const bool again = control().again[round_++ & 1] != 0;
+    if (!again) break;
+    simt::sync_block();  // the flag has been read
+    SearchState state(*this);
+    prune_outlined<kBlocks, kSpill>(batch_, shared_, state);
+    static_cast<SearchState&>(*this) = state;
     lap(kPhasePrune);
+  }
+  if (!is_last_) {
+    settle_repeats(step_ + 1);
+    table(step_).clear();
+    if (me < kBinWords / 4) reinterpret_cast<simt::Quad*>(candidate_histogram(step_ + 1))[me] = {0, 0, 0, 0};
   }
 
   // The cut among the candidates, and a floor under the results, from one pass over the bins.
@@ -335,11 +341,9 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::step() {
 template <int kBlocks, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kSpill>::reset_round() {
   if (simt::thread() != 0) return;
-  const uint32_t next = (round_ + 1) & 1;
-  control().again[next] = 0;
-  control().stopped[next] = 0;
-  control().num_matches[next] = 0;
-  control().no_matches[next] = 0;
+  control().again[(round_ + 1) & 1] = 0;
+  control().row_taken[step_ & 1] = 0;
+  control().num_repeats[step_ & 1] = 0;
   control().num_ties[0] = control().num_ties[1] = 0;
   control().frontier[(step_ + 1) & 1] = 0;
   control().num_candidates[(step_ + 1) & 1] = 0;
@@ -347,63 +351,57 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::reset_round() {
   control().end_logprobs[(step_ + 3) & 3] = 0;
 }
 
-// The row warps' part of a step: the other table is cleared and takes the next row.
+// Puts a row into its table, 32 slots a warp at a time, until none are left, and looks for the end of sequence in the row
+// behind it, since what ends at step `row` takes its log-prob from there.
 template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::prepare_row() {
-  constexpr uint32_t kThreads = 32 * kRowWarps;
-  const uint32_t me = simt::thread() - (simt::num_threads() - kThreads);
-  table(step_ + 1).clear(me, kThreads);
-#pragma unroll 1
-  for (uint32_t i = me; i < kBinWords; i += kThreads) candidate_histogram(step_ + 1)[i] = 0;
-  simt::sync_part(kRowPart, kThreads);
-  put_row_outlined<kBlocks, kSpill>(batch_, shared_, SearchState(*this), step_ + 1, me, kThreads);
-}
-
-// Puts a row into its table and looks for the end of sequence in the row behind it, since what ends at step `row`
-// takes its log-prob from there. By `num_threads` threads, of which this is number `me`.
-template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::put_row(uint32_t row, uint32_t me, uint32_t num_threads) {
-  constexpr uint32_t kAtOnce = 4;  // loads that overlap
+FT_DEVICE void GroupSearch<kBlocks, kSpill>::put_row(uint32_t row) {
   const StepTable to = table(row);
-  const uint64_t at = grid_ + static_cast<uint64_t>(row) * batch_.num_slots;
+  const uint64_t first = grid_ + static_cast<uint64_t>(row) * batch_.num_slots;
+  const bool ends = batch_.search.eos != kNoToken && row + 1 < num_steps_;
 #pragma unroll 1
-  for (uint32_t from = me; from < batch_.num_slots; from += kAtOnce * num_threads) {
-    uint32_t tokens[kAtOnce];
-    float logprobs[kAtOnce];
-#pragma unroll
-    for (uint32_t i = 0; i < kAtOnce; ++i) {
-      const uint32_t slot = from + i * num_threads;
-      tokens[i] = slot < batch_.num_slots ? load_token(at + slot) : kNoToken;
-      logprobs[i] = slot < batch_.num_slots ? load_logprob(at + slot) : -INFINITY;
-    }
+  for (;;) {
+    uint32_t slot = 0;
+    if (simt::lane() == 0) slot = simt::atomic_add(&control().row_taken[row & 1], 32);
+    slot = simt::shuffle(slot, 0);
+    if (slot >= batch_.num_slots) return;
+    slot += simt::lane();
+    if (slot >= batch_.num_slots) continue;
+    const uint64_t at = first + slot;
+    const uint32_t token = load_token(at);
+    const float logprob = load_logprob(at);
+    const uint32_t behind = ends ? load_token(at + batch_.num_slots) : kNoToken;
     // The root's children of the first row are looked for next.
-    if (row == 0 && batch_.root_table) {
-#pragma unroll
-      for (uint32_t i = 0; i < kAtOnce; ++i)
-        if (tokens[i] >> batch_.root_shift < batch_.root_places)
-          simt::prefetch(batch_.root_table + (tokens[i] >> batch_.root_shift));
+    if (row == 0 && batch_.root_table && token >> batch_.root_shift < batch_.root_places)
+      simt::prefetch(batch_.root_table + (token >> batch_.root_shift));
+    if (!(logprob < INFINITY)) {
+      simt::atomic_max(&control().bad_slot, ~(row * batch_.num_slots + slot));
+    } else if (slot_extends(batch_.trie, batch_.search, token, logprob) && !to.insert(token, logprob, slot)) {
+      const uint32_t place = simt::atomic_add(&control().num_repeats[row & 1], 1);
+      if (place < kMaxRepeats) control().repeats[row & 1][place] = slot;
     }
-#pragma unroll 1
-    for (uint32_t i = 0; i < kAtOnce; ++i) {
-      const uint32_t slot = from + i * num_threads;
-      if (slot >= batch_.num_slots) break;
-      const uint32_t token = i == 0 ? tokens[0] : i == 1 ? tokens[1] : i == 2 ? tokens[2] : tokens[3];
-      const float logprob = i == 0 ? logprobs[0] : i == 1 ? logprobs[1] : i == 2 ? logprobs[2] : logprobs[3];
-      if (!(logprob < INFINITY)) {
-        simt::atomic_max(&control().bad_slot, ~(row * batch_.num_slots + slot));
-      } else if (slot_extends(batch_.trie, batch_.search, token, logprob)) {
-        to.insert(token, logprob, slot);
-      }
+    if (ends && behind == batch_.search.eos) {
+      const float end = load_logprob(at + batch_.num_slots);
+      if (end < INFINITY && slot_ends(batch_.search, behind, end))
+        simt::atomic_max(&control().end_logprobs[(row + 1) & 3], ordered_score(end));
     }
   }
-  if (batch_.search.eos == kNoToken || row + 1 >= num_steps_) return;
+}
+
+// When a row has been put in and before it is searched: tokens that came twice. Where the list of them is too short, all
+// slots are gone through again.
+template <int kBlocks, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kSpill>::settle_repeats(uint32_t row) {
+  const uint32_t count = control().num_repeats[row & 1];
+  if (count == 0) return;
+  const bool listed = count <= kMaxRepeats;
 #pragma unroll 1
-  for (uint32_t slot = me; slot < batch_.num_slots; slot += num_threads) {
-    const uint64_t behind = at + batch_.num_slots + slot;
-    if (load_token(behind) != batch_.search.eos) continue;
-    const float end = load_logprob(behind);
-    if (end < INFINITY && slot_ends(batch_.search, batch_.search.eos, end))
-      simt::atomic_max(&control().end_logprobs[(row + 1) & 3], ordered_score(end));
+  for (uint32_t i = simt::thread(); i < (listed ? count : batch_.num_slots); i += simt::num_threads()) {
+    const uint32_t slot = listed ? control().repeats[row & 1][i] : i;
+    const uint64_t at = grid_ + static_cast<uint64_t>(row) * batch_.num_slots + slot;
+    const uint32_t token = load_token(at);
+    const float logprob = load_logprob(at);
+    if (slot_extends(batch_.trie, batch_.search, token, logprob) && logprob < INFINITY)
+      table(row).repeat(token, logprob, slot);
   }
 }
 
@@ -456,7 +454,7 @@ FT_DEVICE uint64_t GroupSearch<kBlocks, kSpill>::settle(const Pool& pool, const 
   for (uint32_t i = simt::thread(); i < cut.in_bin; i += simt::num_threads()) {
     const uint64_t key = ties()[i];
     uint32_t better = 0;
-#pragma unroll 1
+#pragma unroll 8
     for (uint32_t other = 0; other < cut.in_bin; ++other) better += ties()[other] > key;
     if (better == cut.wanted - 1) control().cut = key;
   }
@@ -538,6 +536,9 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::survive(uint64_t cut) {
     const uint32_t votes = simt::ballot(survives);
     if (votes == 0) continue;
     const ChildRange range = survives ? ChildRange{candidates().first()[i], candidates().second()[i]} : ChildRange{0, 0};
+    simt::Quad line{};
+    if (survives)
+      line = simt::load_quad(reinterpret_cast<const unsigned char*>(&batch_.trie.lines[range.first >> 6]) + 16);
     const uint32_t groups = survives ? num_groups(range) : 0;
     const uint32_t upto = inclusive_scan(groups);
     uint32_t base = 0, base_groups = 0;
@@ -559,6 +560,13 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::survive(uint64_t cut) {
       simt::in_block<kBlocks>(beam_start(), b)[beam] = base_groups + upto - groups;
     }
     history(step_)[beam] = candidates().links()[i];
+    // What the judge of the first children reads second; where all have a high part, that is the place exactly.
+    if (line.z == kNotWide)
+      simt::prefetch(batch_.trie.louds + (LoudsWindow::first_bit(range.first, line.y) >> 6));
+    if (batch_.trie.high_width > 0) {
+      const uint64_t rank = static_cast<uint64_t>(line.w) + (range.first & 63);
+      simt::prefetch(batch_.trie.high_bits + (rank * batch_.trie.high_width >> 6));
+    }
   }
 }
 

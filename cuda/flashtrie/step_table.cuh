@@ -10,35 +10,45 @@ namespace flashtrie {
 struct StepTable {
   uint32_t* bitmap;  // kBitmapWords
   uint32_t* tokens;  // 1 << log2_size places; kNoToken where empty
-  uint64_t* best;    // ordered_score of the best log-prob << 32, and the complement of the first slot with it; or 0
+  uint64_t* best;    // ordered_score of the best log-prob << 32, and the complement of the first slot with it
   int log2_size;
 
   FT_DEVICE uint32_t size() const { return 1u << log2_size; }
 
-  // Leaves the table empty, by `num_threads` threads of which this is number `me`; no barrier inside.
-  FT_DEVICE void clear(uint32_t me, uint32_t num_threads) const {
+  // Leaves the table empty; all threads of the block, no barrier inside.
+  FT_DEVICE void clear() const {
 #pragma unroll 1
-    for (uint32_t i = me; i < kBitmapWords; i += num_threads) bitmap[i] = 0;
+    for (uint32_t i = simt::thread(); i < kBitmapWords / 4; i += simt::num_threads())
+      reinterpret_cast<simt::Quad*>(bitmap)[i] = {0, 0, 0, 0};
 #pragma unroll 1
-    for (uint32_t i = me; i < size(); i += num_threads) {
-      tokens[i] = kNoToken;
-      best[i] = 0;
-    }
+    for (uint32_t i = simt::thread(); i < size() / 4; i += simt::num_threads())
+      reinterpret_cast<simt::Quad*>(tokens)[i] = {kNoToken, kNoToken, kNoToken, kNoToken};
   }
 
-  // Threads insert at once. A token that comes twice counts once, with its best log-prob, in the first slot that has
-  // it. That much is the same in every block of a group; which place a token gets is not.
-  FT_DEVICE void insert(uint32_t token, float logprob, uint32_t slot) const {
+  // Threads insert at once. False where another slot has put in the same token already: then nothing is done, and the
+  // slot must be settled by `repeat` when all have been inserted. Which place a token gets may differ from block to
+  // block, what stands there in the end does not.
+  FT_DEVICE bool insert(uint32_t token, float logprob, uint32_t slot) const {
     const uint32_t low = token & 0xffff;
     simt::atomic_or(&bitmap[low >> 5], 1u << (low & 31));
     uint32_t at = token_hash(token, log2_size);
 #pragma unroll 1
     for (;;) {
       const uint32_t there = simt::atomic_cas(&tokens[at], kNoToken, token);
-      if (there == kNoToken || there == token) break;
+      if (there == token) return false;
+      if (there == kNoToken) break;
       at = (at + 1) & (size() - 1);
     }
-    simt::atomic_max(&best[at], static_cast<uint64_t>(ordered_score(logprob)) << 32 | static_cast<uint32_t>(~slot));
+    best[at] = entry(logprob, slot);
+    return true;
+  }
+
+  // A token that comes twice counts once, with its best log-prob, in the first slot that has that.
+  FT_DEVICE void repeat(uint32_t token, float logprob, uint32_t slot) const {
+    uint32_t at = token_hash(token, log2_size);
+#pragma unroll 1
+    while (tokens[at] != token) at = (at + 1) & (size() - 1);
+    simt::atomic_max(&best[at], entry(logprob, slot));
   }
 
   // What stands at a token's place; 0 for a token that only shares its low half with one.
@@ -51,6 +61,9 @@ struct StepTable {
     }
   }
 
+  FT_DEVICE static uint64_t entry(float logprob, uint32_t slot) {
+    return static_cast<uint64_t>(ordered_score(logprob)) << 32 | static_cast<uint32_t>(~slot);
+  }
   FT_DEVICE static float logprob_of(uint64_t best) { return score_of(static_cast<uint32_t>(best >> 32)); }
   FT_DEVICE static uint32_t slot_of(uint64_t best) { return ~static_cast<uint32_t>(best); }
 };

@@ -7,7 +7,7 @@ namespace {
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
-constexpr int kSmallBlock = 512, kLargeBlock = 768;
+constexpr int kSmallBlock = 512, kLargeBlock = 640;
 
 }  // namespace
 }  // namespace flashtrie

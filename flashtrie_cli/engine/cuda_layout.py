@@ -20,9 +20,9 @@ NO_TOKEN = 0xFFFF_FFFF
 
 KERNELS = {
     "search_block": (1, 2, 512),
-    "search_alone": (1, 1, 768),
-    "search_cluster4": (4, 1, 768),
-    "search_cluster8": (8, 1, 768),
+    "search_alone": (1, 1, 640),
+    "search_cluster4": (4, 1, 640),
+    "search_cluster8": (8, 1, 640),
     "search_spill": (1, 1, 512),
 }
 """Blocks a query, blocks that share a multiprocessor, threads a block."""
@@ -33,8 +33,8 @@ _SMALL = 128
 _BITMAP_WORDS = 2048
 _BIN_WORDS = 1024
 _MAX_TIES = 256
-_MATCH_PLACES = 2048
-_CONTROL_BYTES = 528
+_QUEUE_PLACES = 20 * 64
+_CONTROL_BYTES = 1040
 _POOL_SLACK = 640
 _MIN_BUDGET = 2 * _POOL_SLACK
 _SPILL_BUDGET = 8192
@@ -147,7 +147,7 @@ def fixed_bytes(num_slots: int, blocks_per_group: int) -> int:
     """Shared memory of a block besides frontier, pools and history."""
     histograms = (3 if blocks_per_group == 1 else 5) * _BIN_WORDS * 4
     tables = 2 * (12 << log2_table(num_slots))
-    return _CONTROL_BYTES + 2 * _BITMAP_WORDS * 4 + histograms + _MAX_TIES * 8 + tables + 8 * _MATCH_PLACES
+    return _CONTROL_BYTES + 2 * _BITMAP_WORDS * 4 + histograms + _MAX_TIES * 8 + tables + 8 * _QUEUE_PLACES
 
 
 def plan_launch(
