@@ -28,6 +28,8 @@ VALUE_KINDS = {VALUE_NONE: "none", VALUE_UNSIGNED: "unsigned", VALUE_FLOAT: "flo
 MIN_MEMORY = 128 << 20
 PROCESS_BYTES = 120 << 20
 """What the interpreter, the libraries and the reader's blocks take of the cap, measured."""
+THREAD_BYTES = 24 << 20
+"""What each further thread adds: blocks read ahead, frames being compressed."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,8 @@ class _Build:
         self.report = BuildReport(path)
         self.sources: list[str] = []
         self.value_kind = VALUE_NONE
+        more_threads = min(options.threads - 1, 8)
+        self.memory = max(options.memory - PROCESS_BYTES - more_threads * THREAD_BYTES, 16 << 20)
         self.builder: Any = None
         self.conflict: type[Exception] = ValueError
 
@@ -153,7 +157,7 @@ class _Build:
             is_float = self.options.value_type == "float" or first.values.dtype.kind == "f"
             self.value_kind = VALUE_FLOAT if is_float else VALUE_UNSIGNED
         self.builder, self.conflict = make_builder(
-            memory=max(self.options.memory - PROCESS_BYTES, 16 << 20),
+            memory=self.memory,
             threads=self.options.threads,
             temp_directory=self.scratch,
             duplicates=self.options.duplicates,
@@ -193,11 +197,14 @@ class _Build:
         self, batches: Iterator[KeyBatch], vocabulary: WordVocabulary
     ) -> Iterator[KeyBatch]:
         """The same batches with final word ids, which are known once the last word has been seen."""
-        stash = _Stash(self.scratch, (self.options.memory - PROCESS_BYTES) // 3)
+        stash = _Stash(self.scratch, self.memory // 3)
         for batch in batches:
             self.progress("read", batch.num_keys)
             stash.put(batch)
         new_ids, self.word_text, self.word_ends = vocabulary.sorted()
+        vocabulary.clear()
+        kept = new_ids.nbytes + self.word_text.nbytes + self.word_ends.nbytes
+        self.memory = max(self.memory - kept, 16 << 20)
         for batch in stash.take():
             batch.tokens = new_ids[batch.tokens]
             yield batch

@@ -26,8 +26,7 @@ class WordVocabulary:
     kind = "words"
 
     def __init__(self) -> None:
-        module = native()
-        self._table: Any = module.WordTable() if module is not None else _PythonTable()
+        self._table = _new_table()
 
     def __len__(self) -> int:
         return len(self._table)
@@ -52,6 +51,10 @@ class WordVocabulary:
         A text above MAX_DEPTH words is an InputError whose ``line`` is the text's place in the list.
         """
         return _encode_texts(texts, self._table, grow=True)
+
+    def clear(self) -> None:
+        """Forget all words, and give their memory back."""
+        self._table = _new_table()
 
     def sorted(self) -> Words:
         """The words in byte order, and where each went.
@@ -155,10 +158,14 @@ class FrozenVocabulary:
     def _table(self) -> Any:
         """All words in a hash table, filled at the first use."""
         if self._full_table is None:
-            module = native()
-            self._full_table = module.WordTable() if module is not None else _PythonTable()
+            self._full_table = _new_table()
             self._full_table.fill(self.text, self.offsets)
         return self._full_table
+
+
+def _new_table() -> Any:
+    module = native()
+    return module.WordTable() if module is not None else _PythonTable()
 
 
 def _encode_texts(
