@@ -56,7 +56,7 @@ class Trie {
   // the root is by far the widest node and every question begins there.
   ChildRange root_range(uint32_t token) const {
     const uint32_t place = token >> root_shift_;
-    return place + 1 < root_starts_.size() ? ChildRange{root_starts_[place], root_starts_[place + 1]} : ChildRange{0, 0};
+    return place < root_starts_.size() - 1 ? ChildRange{root_starts_[place], root_starts_[place + 1]} : ChildRange{0, 0};
   }
   int depth() const { return static_cast<int>(level_starts_.size()) - 2; }
 
