@@ -247,9 +247,21 @@ void search_trie(const Trie& trie, const Keys& keys, const std::vector<uint32_t>
   }
 }
 
+// Two bits change places: all counts still agree.
+void trade(Exact<uint64_t>& bits, uint64_t count) {
+  for (int tries = 0; tries < 50; ++tries) {
+    const uint64_t i = below(count), j = below(2) ? below(count) : std::min(i + 1, count - 1);
+    if (j / 64 >= bits.size() || i / 64 >= bits.size()) return;
+    if (test_bit(bits.data(), i) == test_bit(bits.data(), j)) continue;
+    bits.flip(i);
+    bits.flip(j);
+    return;
+  }
+}
+
 void spoil(Stored& stored) {
   for (uint64_t times = 1 + below(3); times > 0; --times) {
-    switch (below(12)) {
+    switch (below(16)) {
       case 0: return stored.louds.cut();
       case 1: return stored.label_low.cut();
       case 2: return stored.terminal.cut();
@@ -261,6 +273,8 @@ void spoil(Stored& stored) {
       case 8: stored.terminal.flip(below(stored.num_nodes + 1)); break;
       case 9: stored.high_flags.flip(below(stored.num_nodes + 1)); break;
       case 10: stored.high_bits.flip(source()); break;
+      case 11: case 12: case 13: trade(stored.louds, 2 * stored.num_nodes - 1); break;
+      case 14: trade(stored.terminal, stored.num_nodes); break;
       default: stored.louds.flip(below(2 * stored.num_nodes)); break;
     }
   }
@@ -271,6 +285,8 @@ void restore_spoilt(const Stored& stored) {
   Exact<uint64_t> louds(std::vector<uint8_t>(8 * ((2 * stored.num_nodes - 1 + 63) / 64)));
   std::copy_n(stored.louds.data(), louds.size(), louds.data());
   for (uint64_t times = below(4); times > 0; --times) louds.flip(below(2 * stored.num_nodes));
+  if (below(3) == 0) louds.data()[below(louds.size())] = below(2) ? ~uint64_t(0) : 0;
+  if (below(6) == 0) louds.data()[louds.size() - 1] = ~uint64_t(0);
   const Exact<uint16_t> delta(std::vector<uint8_t>(2 * stored.num_nodes));
   const Exact<uint64_t> inner(std::vector<uint8_t>(8 * below(3)));
   try {
