@@ -177,6 +177,7 @@ void question(const Trie& trie, const Keys& keys, const std::vector<uint32_t>& t
   for (int i = 0; i < 60; ++i) {
     Key key = probes.empty() || below(2) ? random_key(tokens, 6) : probes[below(probes.size())];
     if (below(2)) key.push_back(static_cast<uint32_t>(below(2) ? source() : tokens[below(tokens.size())]));
+    if (below(8) == 0) key.insert(key.begin() + below(key.size() + 1), kNoToken);
     probes.push_back(key);
   }
   std::vector<uint32_t> flat;
