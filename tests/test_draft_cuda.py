@@ -17,10 +17,13 @@ from draft_cases import (
     vectors,
 )
 
+from flashtrie_cli.build import build_index
 from flashtrie_cli.engine import cuda_draft
 from flashtrie_cli.engine.draft_plan import OUTPUTS, DraftPlan
 from flashtrie_cli.errors import InputError, UsageError
+from flashtrie_cli.index import Index
 from flashtrie_cli.query.draft import (
+    NO_STATE,
     STATUS_BAD_ROW,
     DraftTrees,
     build_draft_trees,
@@ -29,6 +32,7 @@ from flashtrie_cli.query.draft import (
 )
 
 ROOT = Path(__file__).parent.parent
+PREFIX = (np.array([5], np.uint32), np.array([0, 1], np.int64))
 
 
 def constants(name: str) -> dict[str, str]:
@@ -38,6 +42,7 @@ def constants(name: str) -> dict[str, str]:
 
 def test_constants_are_the_kernels() -> None:
     block, kernel = constants("flashtrie/draft_block.cuh"), constants("kernels/draft.cu")
+    kernel |= constants("flashtrie/draft_pack.cuh")
     assert int(block["kDraftThreads"]) == cuda_draft.THREADS
     assert int(kernel["kThreadLogits"]) * cuda_draft.THREADS == cuda_draft.TILE_LOGITS
     stride = int(block["kMergeCapacity"]) + int(block["kDraftMaxTopK"])
@@ -49,12 +54,23 @@ def test_constants_are_the_kernels() -> None:
 
 def test_structures_are_the_kernels() -> None:
     """Names and order of the fields that ctypes repeats."""
-    header = (ROOT / "cuda" / "flashtrie" / "draft.cuh").read_text()
-    kernel = (ROOT / "cuda" / "kernels" / "draft.cu").read_text()
+    header, trie, kernel, legal = (
+        (ROOT / "cuda" / name).read_text()
+        for name in (
+            "flashtrie/draft.cuh",
+            "flashtrie/trie.cuh",
+            "kernels/draft.cu",
+            "kernels/draft_legal.cu",
+        )
+    )
+    constraint = dict(cuda_draft.LegalParams._fields_)["constraint"]
     for name, text, twin in (
         ("DraftSizes", header, cuda_draft.DraftParams._fields_[0][1]),
         ("DraftOutputs", header, cuda_draft.DraftParams._fields_[1][1]),
+        ("DraftConstraint", header, constraint),
+        ("TrieView", trie, constraint._fields_[0][1]),
         ("DraftParams", kernel, cuda_draft.DraftParams),
+        ("LegalParams", legal, cuda_draft.LegalParams),
     ):
         body = re.search(rf"struct {name} {{\n(.*?)\n(?:}};|\n)", text, re.DOTALL)
         assert body, name
@@ -247,6 +263,38 @@ class TestOnDevice:
     def test_from_numpy(self, torch: Any) -> None:
         logits = random_logits(np.random.default_rng(11), 3, 5, 1_000)
         assert_same_trees(build_on_host(logits, 33, 5, engine="cuda"), build_on_host(logits, 33, 5))
+
+    @pytest.mark.parametrize("scoring", ["global", "renorm"])
+    @pytest.mark.parametrize("logit_type", ["float32", "float16", "bfloat16"])
+    @pytest.mark.parametrize("num_nodes", [33, 256])
+    def test_held_to_a_trie(
+        self, torch: Any, tmp_path: Path, scoring: str, logit_type: str, num_nodes: int
+    ) -> None:
+        """Wide and narrow nodes, labels above 16 bits, start states, an end token; against the cpu engine."""
+        rng = np.random.default_rng(num_nodes)
+        keys = {tuple(map(int, rng.integers(0, 71_000, rng.integers(1, 5)))) for _ in range(4_000)}
+        keys |= {(5, *map(int, rng.integers(0, 9, 4))) for _ in range(500)}
+        path = tmp_path / "keys.ft"
+        build_index([list(key) for key in sorted(keys)], str(path))
+        index = Index.open(str(path), engine="cuda")
+        logits = random_logits(rng, 6, 6, 70_000)
+        logits[:, :, 0:9] += 5
+        logits[3, 1, 7] = np.nan
+        given = {
+            "float32": logits,
+            "float16": logits.astype(np.float16),
+            "bfloat16": to_bfloat16(logits),
+        }[logit_type]
+        starts = np.array([0, index.engine.find_nodes(*PREFIX)[0], 0, 0, 1, NO_STATE])
+        held = {"trie": index, "scoring": scoring, "end_token": 60_000, "logit_type": logit_type}
+        wanted = build_on_host(given, num_nodes, 8, engine="cpu", start_states=starts, **held)
+        device_starts = torch.from_numpy(starts.astype(np.uint32).view(np.int32)).cuda()
+        for _ in range(2):
+            found = build(torch, given, num_nodes, 8, start_states=device_starts, **held)
+            assert_same_trees(found, wanted)
+        copied = build_on_host(given, num_nodes, 8, engine="cuda", start_states=starts, **held)
+        for name, array in found.arrays().items():
+            assert np.array_equal(getattr(copied, name).view(array.dtype), array), name
 
     def test_refusals(self, torch: Any) -> None:
         logits, integers = (

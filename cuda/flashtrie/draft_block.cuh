@@ -7,7 +7,17 @@
 #include "draft.cuh"
 
 #if defined(__CUDACC__)
+#include <cuda_fp16.h>
+
 namespace flashtrie {
+
+struct Bfloat16 {
+  uint16_t bits;
+};
+
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ float widen(Bfloat16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
+__device__ __forceinline__ float widen(__half x) { return __half2float(x); }
 
 constexpr int kDraftThreads = 256;
 constexpr int kDraftWarps = kDraftThreads / 32;
@@ -61,6 +71,20 @@ __device__ __forceinline__ float exp_base(float peak) { return peak == -INFINITY
 __device__ __forceinline__ ExpSum warp_join(ExpSum part) {
   const float peak = score_of(warp_max(ordered_score(part.peak)));
   return {peak, warp_sum(part.sum * fast_exp(part.peak - exp_base(peak)))};
+}
+
+// A row's sum of exponentials from those of its chunks; one warp.
+__device__ __forceinline__ ExpSum merge_sums(const ExpSum* sums, int num_chunks, int lane) {
+  ExpSum joined{-INFINITY, 0.0f};
+#pragma unroll 1
+  for (int first = 0; first < num_chunks; first += 32) {
+    float2 part = make_float2(-INFINITY, 0.0f);
+    if (first + lane < num_chunks) part = __ldcg(reinterpret_cast<const float2*>(sums) + first + lane);
+    const ExpSum batch = warp_join({part.x, part.y});
+    const float peak = fmaxf(joined.peak, batch.peak), base = exp_base(peak);
+    joined = {peak, joined.sum * fast_exp(joined.peak - base) + batch.sum * fast_exp(batch.peak - base)};
+  }
+  return joined;
 }
 
 // A lower bound of the top_k-th largest of all lanes' values, given each lane's largest: the smallest of the maxima of
@@ -191,13 +215,13 @@ __device__ __forceinline__ int grow(const DraftLists& lists, const DraftNodes& n
 }
 
 // Words of the nodes' masks: the ancestors of each, itself and the root included; the whole block writes them.
-__device__ __forceinline__ void collect_masks(const DraftNodes& nodes, int valid, int words, uint32_t* masks) {
+__device__ __forceinline__ void collect_masks(const DraftOrigin* origins, int valid, int words, uint32_t* masks) {
 #pragma unroll 1
   for (int at = threadIdx.x; at < valid * words; at += kDraftThreads) {
     const uint32_t word = static_cast<uint32_t>(at % words);
     uint32_t bits = word == 0 ? 1 : 0;
 #pragma unroll 1
-    for (uint32_t node = static_cast<uint32_t>(at / words); node != 0; node = nodes.origins[node].parent)
+    for (uint32_t node = static_cast<uint32_t>(at / words); node != 0; node = origins[node].parent)
       bits |= node >> 5 == word ? 1u << (node & 31) : 0;
     masks[at] = bits;
   }
@@ -234,6 +258,40 @@ __device__ __forceinline__ void write_masks(const DraftSizes& sizes, const Draft
       const int key = at % size;
       bytes[at] = static_cast<int8_t>((mask_word(masks, sizes, valid, at / size, key / 32) >> (key % 32)) & 1);
     }
+  }
+}
+
+// One node beside the root, as it goes out.
+struct DraftNode {
+  int32_t token, depth, parent;
+  float cost;
+  uint32_t state;
+};
+
+// The whole block writes everything about the nodes of one batch row but masks and status; `node_of(i)` gives the valid
+// nodes beside the root.
+template <typename NodeOf>
+__device__ __forceinline__ void write_nodes(const DraftSizes& sizes, const DraftOutputs& out, int64_t batch, int32_t root,
+                                            int32_t base, int valid, const NodeOf& node_of,
+                                            uint32_t root_state = kNoNode) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < sizes.num_nodes; i += kDraftThreads) {
+    const int64_t at = batch * sizes.num_nodes + i;
+    const bool is_valid = i < valid;
+    DraftNode node{i == 0 ? root : 0, 0, -1, 0.0f, i == 0 ? root_state : kNoNode};
+    if (is_valid && i > 0) node = node_of(i);
+    out.node_token_ids[at] = node.token;
+    out.verify_token_ids[at] = node.token;
+    out.node_depths[at] = node.depth;
+    out.parent_ids[at] = node.parent;
+    out.node_scores[at] = is_valid ? 0.0f - node.cost : -INFINITY;  // 0 - 0, as -0 would not be 0's bytes
+    out.verify_position_ids[at] = is_valid ? base + node.depth : 0;
+    out.select_token_indices[at] = i;
+    if (out.node_states) out.node_states[at] = node.state;
+  }
+  if (threadIdx.x == 0) {
+    out.valid_counts[batch] = valid;
+    out.context_lengths[batch] = base + sizes.num_nodes;
   }
 }
 

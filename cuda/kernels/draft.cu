@@ -6,20 +6,16 @@
 // the one that comes last for a batch row grows the tree in one warp and writes all outputs.
 //
 // Reads a batch row: (block - 1) * V logits once; from L2 the workspace, 8 top_k + 8 bytes a chunk and 8 top_k a row.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <float.h>
 
 #include "../flashtrie/draft_block.cuh"
+#include "../flashtrie/draft_pack.cuh"
 
 namespace flashtrie {
 
 #ifndef FT_DRAFT_BLOCKS
 #define FT_DRAFT_BLOCKS 4
 #endif
-constexpr int kThreadLogits = 32;                           // of a tile, in registers
-constexpr int kTileLogits = kThreadLogits * kDraftThreads;  // 8,192, whatever their type
-static_assert(kTileLogits % (8 * kDraftThreads) == 0, "whole packs");
 constexpr int kListCapacity = 1024;  // values that reach the bound: 22 a tile on average for top_k 8
 
 struct DraftParams {
@@ -38,72 +34,7 @@ struct DraftParams {
   int32_t num_tiles;     // of a row
   int32_t tile_packs;    // 16-byte packs of a tile; the last tile of a row may have fewer
   int32_t chunk_tiles;   // of a chunk; the last one of a row may have fewer
-};
-
-struct Bfloat16 {
-  uint16_t bits;
-};
-
-__device__ __forceinline__ uint32_t word_of(const uint4& raw, int i) {
-  return i == 0 ? raw.x : i == 1 ? raw.y : i == 2 ? raw.z : raw.w;
-}
-
-// 16 bytes of logits of type T: each as float32, and the largest of them, which passes over NaN.
-template <typename T>
-struct Pack;
-
-template <>
-struct Pack<float> {
-  static constexpr int kCount = 4, kLoads = kThreadLogits / kCount;
-  static constexpr uint32_t kMinusInfinity = 0xff800000u;
-  __device__ static float get(const uint4& raw, int i) { return __uint_as_float(word_of(raw, i)); }
-  __device__ static float peak(const uint4& raw) {
-    return fmaxf(fmaxf(get(raw, 0), get(raw, 1)), fmaxf(get(raw, 2), get(raw, 3)));
-  }
-};
-
-template <>
-struct Pack<Bfloat16> {
-  static constexpr int kCount = 8, kLoads = kThreadLogits / kCount;
-  static constexpr uint32_t kMinusInfinity = 0xff80ff80u;
-  __device__ static float get(const uint4& raw, int i) {
-    const uint32_t word = word_of(raw, i / 2);
-    return __uint_as_float(i % 2 ? word & 0xffff0000u : word << 16);
-  }
-  __device__ static float peak(const uint4& raw) {
-#if __CUDA_ARCH__ >= 800
-    const __nv_bfloat162 pair = __hmax2(__hmax2(pair_of(raw.x), pair_of(raw.y)), __hmax2(pair_of(raw.z), pair_of(raw.w)));
-    return fmaxf(__low2float(pair), __high2float(pair));
-#else
-    float peak = get(raw, 0);
-    for (int i = 1; i < kCount; ++i) peak = fmaxf(peak, get(raw, i));
-    return peak;
-#endif
-  }
-  __device__ static __nv_bfloat162 pair_of(const uint32_t& word) {
-    return reinterpret_cast<const __nv_bfloat162&>(word);
-  }
-};
-
-template <>
-struct Pack<__half> {
-  static constexpr int kCount = 8, kLoads = kThreadLogits / kCount;
-  static constexpr uint32_t kMinusInfinity = 0xfc00fc00u;
-  __device__ static float get(const uint4& raw, int i) {
-    const uint32_t word = word_of(raw, i / 2);
-    return __half2float(__ushort_as_half(static_cast<unsigned short>(i % 2 ? word >> 16 : word & 0xffff)));
-  }
-  __device__ static float peak(const uint4& raw) {
-#if __CUDA_ARCH__ >= 800
-    const __half2 pair = __hmax2(__hmax2(pair_of(raw.x), pair_of(raw.y)), __hmax2(pair_of(raw.z), pair_of(raw.w)));
-    return fmaxf(__low2float(pair), __high2float(pair));
-#else
-    float peak = get(raw, 0);
-    for (int i = 1; i < kCount; ++i) peak = fmaxf(peak, get(raw, i));
-    return peak;
-#endif
-  }
-  __device__ static __half2 pair_of(const uint32_t& word) { return reinterpret_cast<const __half2&>(word); }
+  int32_t sums_only;     // leave the chunks' sums in the workspace, and no tree
 };
 
 // What a thread holds of a tile: its packs, in ascending order of ids.
@@ -347,19 +278,6 @@ __device__ __forceinline__ int merge_keys(const uint64_t* keys, int num_chunks, 
   return listed;
 }
 
-__device__ __forceinline__ ExpSum merge_sums(const ExpSum* sums, int num_chunks, int lane) {
-  ExpSum joined{-INFINITY, 0.0f};
-#pragma unroll 1
-  for (int first = 0; first < num_chunks; first += 32) {
-    float2 part = make_float2(-INFINITY, 0.0f);
-    if (first + lane < num_chunks) part = __ldcg(reinterpret_cast<const float2*>(sums) + first + lane);
-    const ExpSum batch = warp_join({part.x, part.y});
-    const float peak = fmaxf(joined.peak, batch.peak), base = exp_base(peak);
-    joined = {peak, joined.sum * fast_exp(joined.peak - base) + batch.sum * fast_exp(batch.peak - base)};
-  }
-  return joined;
-}
-
 constexpr uint32_t kBadRowCost = 0x7ffffffeu;  // bits of a NaN that, unlike the list's end, says that the row is bad
 
 // One warp: the candidates of one row of logits, with their costs, into the workspace.
@@ -406,35 +324,6 @@ __device__ __forceinline__ bool gather_lists(const DraftParams& params, int64_t 
   return is_bad;
 }
 
-__device__ __forceinline__ void write_nodes(const DraftParams& params, int64_t batch, const DraftLists& lists,
-                                            const DraftNodes& nodes, int valid, int32_t root, int32_t base) {
-  const DraftSizes& sizes = params.sizes;
-  const DraftOutputs& out = params.out;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < sizes.num_nodes; i += kDraftThreads) {
-    const int64_t at = batch * sizes.num_nodes + i;
-    const bool is_valid = i < valid;
-    int32_t token = i == 0 ? root : 0, depth = 0;
-    if (is_valid && i > 0) {
-      const uint32_t place = nodes.origins[i].place;
-      token = static_cast<int32_t>(lists.ids[place]);
-      if (params.vocab_map) token = params.vocab_map[token];
-      depth = static_cast<int32_t>(place) / lists.stride + 1;
-    }
-    out.node_token_ids[at] = token;
-    out.verify_token_ids[at] = token;
-    out.node_depths[at] = depth;
-    out.parent_ids[at] = is_valid && i > 0 ? static_cast<int32_t>(nodes.origins[i].parent) : -1;
-    out.node_scores[at] = is_valid ? 0.0f - nodes.offers[i].cost : -INFINITY;  // 0 - 0, as -0 would not be 0's bytes
-    out.verify_position_ids[at] = is_valid ? base + depth : 0;
-    out.select_token_indices[at] = i;
-  }
-  if (threadIdx.x == 0) {
-    out.valid_counts[batch] = valid;
-    out.context_lengths[batch] = base + sizes.num_nodes;
-  }
-}
-
 struct TreeShared {
   int valid;
   int is_last;
@@ -468,8 +357,14 @@ __device__ __forceinline__ void finish_batch(const DraftParams& params, int64_t 
     if (lane == 0) tree.valid = valid;
   }
   __syncthreads();
-  collect_masks(nodes, tree.valid, words, masks);
-  write_nodes(params, batch, lists, nodes, tree.valid, root, base);
+  collect_masks(nodes.origins, tree.valid, words, masks);
+  write_nodes(sizes, params.out, batch, root, base, tree.valid, [&](int i) {
+    const DraftOrigin origin = nodes.origins[i];
+    int32_t token = static_cast<int32_t>(lists.ids[origin.place]);
+    if (params.vocab_map) token = params.vocab_map[token];
+    return DraftNode{token, static_cast<int32_t>(origin.place) / stride + 1, static_cast<int32_t>(origin.parent),
+                     nodes.offers[i].cost, kNoNode};
+  });
   __syncthreads();
   write_masks(sizes, params.out, batch, masks, tree.valid);
   // A node is a thread's: there are as many threads as nodes at most. A node with all its children in the tree offers
@@ -517,6 +412,7 @@ __device__ __forceinline__ void build(const DraftParams& params) {
     scan_chunk(row, sizes.vocab_size, tiles, *reinterpret_cast<ScanShared*>(memory), sizes.top_k,
                params.chunk_keys + slot * sizes.top_k, params.chunk_sums + slot);
   }
+  if (params.sums_only) return;
   // By turns: the last block of a row merges it, the last of those blocks finishes the batch row.
   if (depths > 0) {
     if (!is_last_block(params.tickets + batch * depths + blockIdx.y, chunks, tree)) return;

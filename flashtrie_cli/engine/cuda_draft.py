@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashtrie_cli.engine import cuda_launch
-from flashtrie_cli.engine.draft_plan import LOGIT_TYPES, OUTPUTS, DraftInputs, DraftPlan, DraftTrees
+from flashtrie_cli.engine.draft_plan import (
+    LOGIT_TYPES,
+    OUTPUTS,
+    DraftConstraint,
+    DraftInputs,
+    DraftPlan,
+    DraftTrees,
+)
 from flashtrie_cli.errors import EngineUnavailable, InputError, UsageError
 
 THREADS = 256
@@ -24,6 +31,9 @@ SCAN_BYTES = 8 * 1024 + 176
 BLOCKS_PER_MULTIPROCESSOR = 4
 """Blocks that run at once (FT_DRAFT_BLOCKS)."""
 MAX_CHUNK_TILES = 4
+LEGAL_BYTES = 36_032
+"""Shared memory of a block of the constrained kernel before its sort (LegalShared)."""
+_LEVEL_NODE_BYTES, _CANDIDATE_BYTES = 24, 12
 _ALIGNMENT = 256
 _MAX_GRID_Z = 65_535
 
@@ -70,6 +80,46 @@ class DraftParams(ctypes.Structure):
         ("num_tiles", ctypes.c_int32),
         ("tile_packs", ctypes.c_int32),
         ("chunk_tiles", ctypes.c_int32),
+        ("sums_only", ctypes.c_int32),
+    )
+
+
+class _Trie(ctypes.Structure):
+    """Twin of TrieView."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("louds", "lines", "wide", "label_low", "high_flags", "high_bits")),
+        ("num_nodes", ctypes.c_uint32),
+        ("num_keys", ctypes.c_uint32),
+        ("high_width", ctypes.c_int32),
+    )
+
+
+class _Constraint(ctypes.Structure):
+    """Twin of the header's DraftConstraint."""
+
+    _fields_ = (
+        ("trie", _Trie),
+        ("start_states", _pointer),
+        ("end_token", ctypes.c_int64),
+        ("renormalise", ctypes.c_int32),
+    )
+
+
+class LegalParams(ctypes.Structure):
+    """Twin of the kernel's LegalParams."""
+
+    _fields_ = (
+        ("sizes", _Sizes),
+        ("out", _Outputs),
+        ("constraint", _Constraint),
+        ("logits", _pointer),
+        ("roots", _pointer),
+        ("base_lengths", _pointer),
+        ("chunk_sums", _pointer),
+        ("levels", _pointer),
+        ("candidates", _pointer),
+        ("num_chunks", ctypes.c_int32),
     )
 
 
@@ -133,7 +183,7 @@ def chunk_tiles(plan: DraftPlan, tiles: int, num_multiprocessors: int) -> int:
     return max(1, min(int(rounds / 2), MAX_CHUNK_TILES, tiles))
 
 
-def _workspace_parts(plan: DraftPlan) -> dict[str, int]:
+def _workspace_parts(plan: DraftPlan, constrained: bool) -> dict[str, int]:
     """Offset of each part of the workspace, and of its end; tickets come first."""
     rows = plan.batch_size * plan.num_depths
     chunks = rows * -(-(plan.vocab_size + 14) // TILE_LOGITS)
@@ -143,6 +193,10 @@ def _workspace_parts(plan: DraftPlan) -> dict[str, int]:
         "row_ids": 4 * rows * plan.top_k,
         "chunk_sums": 8 * chunks,
         "chunk_keys": 8 * chunks * plan.top_k,
+        "levels": _LEVEL_NODE_BYTES * plan.batch_size * (plan.num_depths + 1) * plan.num_nodes
+        if constrained
+        else 0,
+        "candidates": _CANDIDATE_BYTES * plan.batch_size * plan.num_nodes * plan.top_k if constrained else 0,
     }
     offsets, end = {}, 0
     for name, size in sizes.items():
@@ -156,9 +210,9 @@ def num_tickets(plan: DraftPlan) -> int:
     return plan.batch_size * (plan.num_depths + 1)
 
 
-def workspace_size(plan: DraftPlan) -> int:
+def workspace_size(plan: DraftPlan, constrained: bool = False) -> int:
     """Bytes of workspace, the same for every logit type."""
-    return max(_workspace_parts(plan)["end"], 1)
+    return max(_workspace_parts(plan, constrained)["end"], 1)
 
 
 def shared_bytes(plan: DraftPlan) -> int:
@@ -167,20 +221,54 @@ def shared_bytes(plan: DraftPlan) -> int:
     return max(SCAN_BYTES, MERGE_BYTES, tree)
 
 
-def fill_params(
-    plan: DraftPlan, pointers: dict[str, int], workspace: int, num_multiprocessors: int
-) -> tuple[DraftParams, tuple[int, int, int]]:
-    """The kernel's parameters and its grid, from pointers by name (inputs and outputs)."""
-    params = DraftParams()
+def legal_shared_bytes(plan: DraftPlan) -> int:
+    """Dynamic shared memory of a block of the constrained kernel: its fixed part, then the keys of a level to sort."""
+    places = 1 << (plan.num_nodes * plan.top_k - 1).bit_length()
+    return LEGAL_BYTES + 8 * max(places, 2)
+
+
+def fill_legal_params(
+    plan: DraftPlan,
+    pointers: dict[str, int],
+    constraint: DraftConstraint,
+    view: Any,
+    workspace: int,
+    num_chunks: int,
+) -> LegalParams:
+    """Parameters of the constrained kernel; ``view``: the trie's device pointers (cuda_layout.TRIE)."""
+    params = LegalParams()
+    _fill_common(params, plan, pointers)
+    params.constraint.trie = _Trie.from_buffer_copy(view.tobytes())
+    params.constraint.start_states = pointers.get("start_states", 0)
+    params.constraint.end_token = -1 if constraint.end_token is None else constraint.end_token
+    params.constraint.renormalise = int(constraint.scoring == "renorm")
+    parts = _workspace_parts(plan, True)
+    params.levels, params.candidates = workspace + parts["levels"], workspace + parts["candidates"]
+    if constraint.scoring == "global":
+        params.chunk_sums = workspace + parts["chunk_sums"]
+        params.num_chunks = num_chunks
+    return params
+
+
+def _fill_common(params: DraftParams | LegalParams, plan: DraftPlan, pointers: dict[str, int]) -> None:
     for name in ("batch_size", "block_size", "vocab_size", "num_nodes", "top_k", "first_row"):
         setattr(params.sizes, name, getattr(plan, name))
     params.sizes.self_padding = int(plan.self_padding)
     params.sizes.logit_type = LOGIT_TYPES[plan.logit_type]
     for name in OUTPUTS:
         setattr(params.out, name, pointers.get(name, 0))
-    for name in ("logits", "roots", "base_lengths", "vocab_map"):
+    for name in ("logits", "roots", "base_lengths"):
         setattr(params, name, pointers.get(name, 0))
-    parts = _workspace_parts(plan)
+
+
+def fill_params(
+    plan: DraftPlan, pointers: dict[str, int], workspace: int, num_multiprocessors: int
+) -> tuple[DraftParams, tuple[int, int, int]]:
+    """The kernel's parameters and its grid, from pointers by name (inputs and outputs)."""
+    params = DraftParams()
+    _fill_common(params, plan, pointers)
+    params.vocab_map = pointers.get("vocab_map", 0)
+    parts = _workspace_parts(plan, False)
     for name in ("tickets", "row_costs", "row_ids", "chunk_sums", "chunk_keys"):
         setattr(params, name, workspace + parts[name])
     params.num_tiles, params.tile_packs = tiling(plan, pointers["logits"])
@@ -197,8 +285,7 @@ class PreparedDraft:
     time."""
 
     def __init__(self, plan: DraftPlan, inputs: DraftInputs, out: DraftTrees | None, workspace: Any):
-        if inputs.constraint is not None:
-            raise UsageError("the cuda engine builds no constrained trees yet", hint="--engine cpu")
+        constraint = inputs.constraint
         logit_types: tuple[str, ...] = (plan.logit_type,)
         if plan.logit_type == "bfloat16":
             logit_types += ("uint16", "int16")
@@ -213,23 +300,26 @@ class PreparedDraft:
                 "the vocabulary map's entries", inputs.vocab_map, ("int32",), (plan.vocab_size,)
             )
             pointers["vocab_map"] = mapping
-        self.trees = _allocate(plan, inputs.logits) if out is None else out
+        if constraint is not None and constraint.start_states is not None:
+            starts = _checked("start states", constraint.start_states, ("uint32", "int32"), batch)
+            pointers["start_states"] = starts
+        self.trees = _allocate(plan, inputs.logits, constraint is not None) if out is None else out
         for name, array in self.trees.arrays().items():
             pointers[name] = _checked(f"output {name}", array, _output_types(name), plan.shape(name))
-        missing = [name for name in OUTPUTS if name not in pointers and name != "node_states"]
+        optional = {"node_states"} if constraint is None else set()
+        missing = [name for name in OUTPUTS if name not in pointers and name not in optional]
         if missing:
             raise InputError(f"output {missing[0]} is missing")
         self._must_zero = workspace is None
-        self._workspace = (
-            _empty(inputs.logits, workspace_size(plan), "uint8") if workspace is None else workspace
-        )
+        needed = workspace_size(plan, constraint is not None)
+        self._workspace = _empty(inputs.logits, needed, "uint8") if workspace is None else workspace
         space = device_array("workspace", self._workspace)
-        if space.dtype != "uint8" or len(space.shape) != 1 or space.shape[0] < workspace_size(plan):
-            raise InputError(f"the workspace is not a uint8 array of {workspace_size(plan)} bytes")
+        if space.dtype != "uint8" or len(space.shape) != 1 or space.shape[0] < needed:
+            raise InputError(f"the workspace is not a uint8 array of {needed} bytes")
         if space.pointer % _ALIGNMENT:
             raise InputError(f"the workspace does not start on {_ALIGNMENT} bytes")
         self._tickets = (space.pointer, num_tickets(plan))
-        self._launch = _prepare(plan, pointers, space.pointer)
+        self._launches = _prepare(plan, pointers, constraint, space.pointer)
         self._inputs = inputs  # keeps the buffers alive
 
     def __call__(self, stream: Any = None) -> DraftTrees:
@@ -239,8 +329,8 @@ class PreparedDraft:
         if self._must_zero:
             cuda_launch.zero(*self._tickets, handle)
             self._must_zero = False
-        if self._launch is not None:
-            self._launch(handle)
+        for launch in self._launches:
+            launch(handle)
         return self.trees
 
 
@@ -277,35 +367,75 @@ def _empty(like: Any, shape: Any, dtype: str) -> Any:
     raise InputError(f"outputs cannot be allocated beside {library}'s arrays", hint="pass out and workspace")
 
 
-def _allocate(plan: DraftPlan, like: Any) -> DraftTrees:
-    names = [name for name in OUTPUTS if name != "node_states"]
-    return DraftTrees(**{name: _empty(like, plan.shape(name), OUTPUTS[name][0]) for name in names})
+def _allocate(plan: DraftPlan, like: Any, constrained: bool) -> DraftTrees:
+    names = [name for name in OUTPUTS if constrained or name != "node_states"]
+    return DraftTrees(**{name: _empty(like, plan.shape(name), _output_types(name)[-1]) for name in names})
 
 
-_modules: dict[int, cuda_launch.KernelModule] = {}
+_modules: dict[tuple[int, str], cuda_launch.KernelModule] = {}
 
 
-def _module(ordinal: int) -> tuple[cuda_launch.KernelModule, int]:
-    """The draft kernels on this device, whose primary context is made current, and its multiprocessors."""
+def _module(part: str, ordinal: int) -> tuple[cuda_launch.KernelModule, int]:
+    """The kernels of one file on this device, whose primary context is made current, and its multiprocessors."""
     from flashtrie_cli.engine import cuda_loader, cuda_sources
 
     device = cuda_loader.open_device(ordinal)
-    module = _modules.get(ordinal)
+    module = _modules.get((ordinal, part))
     if module is None:
-        image = cuda_sources.packaged_kernel("draft") or cuda_sources.cached_kernel("draft", device.arch)
-        module = _modules[ordinal] = cuda_launch.KernelModule(image.read_bytes())
+        image = cuda_sources.packaged_kernel(part) or cuda_sources.cached_kernel(part, device.arch)
+        module = _modules[ordinal, part] = cuda_launch.KernelModule(image.read_bytes())
     return module, device.num_multiprocessors
 
 
-def _prepare(plan: DraftPlan, pointers: dict[str, int], workspace: int) -> cuda_launch.PreparedLaunch | None:
+def _prepare(
+    plan: DraftPlan, pointers: dict[str, int], constraint: DraftConstraint | None, workspace: int
+) -> list[cuda_launch.PreparedLaunch]:
+    """The launches of one build: one, or the rows' sums first where constrained scores need them."""
     if plan.batch_size == 0:
-        return None
-    module, num_multiprocessors = _module(cuda_launch.device_of(pointers["logits"]))
-    params, grid = fill_params(plan, pointers, workspace, num_multiprocessors)
-    needed = shared_bytes(plan)
-    return cuda_launch.PreparedLaunch(
-        module.kernel(f"draft_{plan.logit_type}", needed), grid, THREADS, needed, params
-    )
+        return []
+    ordinal = cuda_launch.device_of(pointers["logits"])
+    launches, num_chunks = [], 0
+    if constraint is None or (constraint.scoring == "global" and plan.num_depths):
+        module, num_multiprocessors = _module("draft", ordinal)
+        params, grid = fill_params(plan, pointers, workspace, num_multiprocessors)
+        params.sums_only = int(constraint is not None)
+        num_chunks = params.num_chunks
+        needed = shared_bytes(plan)
+        kernel = module.kernel(f"draft_{plan.logit_type}", needed)
+        launches.append(cuda_launch.PreparedLaunch(kernel, grid, THREADS, needed, params))
+    if constraint is not None:
+        module, _ = _module("draft_legal", ordinal)
+        view = _device_trie(constraint.trie, ordinal).view
+        legal = fill_legal_params(plan, pointers, constraint, view, workspace, num_chunks)
+        needed = legal_shared_bytes(plan)
+        kernel = module.kernel(f"draft_legal_{plan.logit_type}", needed)
+        launches.append(cuda_launch.PreparedLaunch(kernel, (plan.batch_size, 1, 1), THREADS, needed, legal))
+    return launches
+
+
+def _device_trie(trie: Any, ordinal: int) -> Any:
+    """The trie on the device: that of an index opened with the cuda engine, else uploaded now (and kept)."""
+    from flashtrie_cli.engine import cpu_draft, cuda_loader
+    from flashtrie_cli.engine.cuda_trie import DeviceTrie
+
+    resident = getattr(getattr(trie, "engine", None), "device_trie", trie)
+    if isinstance(resident, DeviceTrie):
+        if resident.device.ordinal != ordinal:
+            raise InputError(
+                f"the index is on device {resident.device.ordinal}, the logits on device {ordinal}"
+            )
+        return resident
+    native = cpu_draft.native_trie(trie) if cpu_draft.is_available() else None
+    if native is None:
+        raise UsageError("the cuda engine needs the trie of an opened index")
+    key = (id(native), ordinal)
+    if key not in _uploaded:
+        _uploaded.clear()  # one at a time: an index that is used often is opened with the cuda engine
+        _uploaded[key] = (native, DeviceTrie(native, cuda_loader.open_device(ordinal)))
+    return _uploaded[key][1]
+
+
+_uploaded: dict[tuple[int, int], tuple[Any, Any]] = {}
 
 
 def build(
@@ -324,20 +454,24 @@ def build_from_host(plan: DraftPlan, inputs: DraftInputs, out: DraftTrees) -> No
     cuda_loader.open_device(0)
     import pycuda.driver as cuda
 
+    constraint = inputs.constraint
+    given = {"logits": inputs.logits, "roots": inputs.roots, "base_lengths": inputs.base_lengths}
+    if inputs.vocab_map is not None:
+        given["vocab_map"] = inputs.vocab_map
+    if constraint is not None:
+        given["start_states"] = constraint.start_states
     try:
-        given = {"logits": inputs.logits, "roots": inputs.roots, "base_lengths": inputs.base_lengths}
-        if inputs.vocab_map is not None:
-            given["vocab_map"] = inputs.vocab_map
         held = {name: cuda.to_device(array) for name, array in given.items()}
         held |= {name: cuda.mem_alloc(max(array.nbytes, 1)) for name, array in out.arrays().items()}
-        workspace = cuda.mem_alloc(workspace_size(plan))
+        workspace = cuda.mem_alloc(workspace_size(plan, constraint is not None))
     except cuda.MemoryError as error:
         raise EngineUnavailable(
             f"the device's memory is too small: {error}", hint="split the batch"
         ) from None
     cuda.memset_d32(workspace, 0, num_tickets(plan))
-    launch = _prepare(plan, {name: int(array) for name, array in held.items()}, int(workspace))
-    if launch is not None:
+    for launch in _prepare(
+        plan, {name: int(array) for name, array in held.items()}, constraint, int(workspace)
+    ):
         launch(0)
     for name, array in out.arrays().items():
         cuda.memcpy_dtoh(array, held[name])

@@ -101,13 +101,7 @@ def build_draft_trees(
     _check_options(num_nodes, first_row, padding, scoring, engine)
     on_device = bool(getattr(logits, "is_cuda", False)) or hasattr(logits, "__cuda_array_interface__")
     plan = _plan(logits, num_nodes, top_k, first_row, padding, logit_type)
-    if vocab_map is not None and trie is not None:
-        raise UsageError(
-            "a vocabulary map and a trie cannot be combined", hint="build the trie over the drafter's ids"
-        )
-    if end_token is not None and not 0 <= end_token <= _INT32_MAX:
-        raise UsageError(f"end token {end_token} is not between 0 and {_INT32_MAX}")
-    constraint = _constraint(plan, trie, scoring, start_states, end_token)
+    constraint = _constraint(vocab_map, trie, scoring, start_states, end_token)
     inputs = DraftInputs(logits, roots, base_lengths, vocab_map, constraint)
     if not on_device:
         return _build_from_host(plan, inputs, out, engine, threads)
@@ -132,6 +126,10 @@ def prepare_draft_trees(
     vocab_map: Any = None,
     padding: str = "zero",
     logit_type: str | None = None,
+    trie: Any = None,
+    scoring: str = "renorm",
+    start_states: Any = None,
+    end_token: int | None = None,
     out: DraftTrees | None = None,
     workspace: Any = None,
 ) -> PreparedDraft:
@@ -141,23 +139,31 @@ def prepare_draft_trees(
     hold, which costs a single driver call, and returns ``prepared.trees``. In a CUDA graph, capture a call;
     the buffers, the outputs and the workspace must outlive the graph.
     """
-    _check_options(num_nodes, first_row, padding, "global", "cuda")
+    _check_options(num_nodes, first_row, padding, scoring, "cuda")
     plan = _plan(logits, num_nodes, top_k, first_row, padding, logit_type)
     _check_cuda_limits(plan)
+    constraint = _constraint(vocab_map, trie, scoring, start_states, end_token)
     from flashtrie_cli.engine import cuda_draft
 
-    return cuda_draft.PreparedDraft(plan, DraftInputs(logits, roots, base_lengths, vocab_map), out, workspace)
+    inputs = DraftInputs(logits, roots, base_lengths, vocab_map, constraint)
+    return cuda_draft.PreparedDraft(plan, inputs, out, workspace)
 
 
 def draft_workspace_size(
-    batch_size: int, block_size: int, num_nodes: int, vocab_size: int, top_k: int
+    batch_size: int,
+    block_size: int,
+    num_nodes: int,
+    vocab_size: int,
+    top_k: int,
+    *,
+    constrained: bool = False,
 ) -> int:
-    """Bytes of device memory that a cuda build of these sizes needs; zero them once before the first
-    build."""
+    """Bytes of device memory that a cuda build of these sizes needs; zero them once before the first build."""
     from flashtrie_cli.engine import cuda_draft
 
-    plan = DraftPlan(batch_size, block_size, vocab_size, num_nodes, top_k)
-    return cuda_draft.workspace_size(plan)
+    return cuda_draft.workspace_size(
+        DraftPlan(batch_size, block_size, vocab_size, num_nodes, top_k), constrained
+    )
 
 
 def _check_options(num_nodes: int, first_row: int, padding: str, scoring: str, engine: str) -> None:
@@ -250,13 +256,19 @@ def _start_states(plan: DraftPlan, constraint: DraftConstraint) -> npt.NDArray[n
 
 
 def _constraint(
-    plan: DraftPlan, trie: Any, scoring: str, start_states: Any, end_token: int | None
+    vocab_map: Any, trie: Any, scoring: str, start_states: Any, end_token: int | None
 ) -> DraftConstraint | None:
-    if trie is not None:
-        return DraftConstraint(trie, scoring, start_states, end_token)
-    if start_states is not None or end_token is not None:
-        raise UsageError("start states and an end token mean nothing without a trie")
-    return None
+    if trie is None:
+        if start_states is not None or end_token is not None:
+            raise UsageError("start states and an end token mean nothing without a trie")
+        return None
+    if vocab_map is not None:
+        raise UsageError(
+            "a vocabulary map and a trie cannot be combined", hint="build the trie over the drafter's ids"
+        )
+    if end_token is not None and not 0 <= end_token <= _INT32_MAX:
+        raise UsageError(f"end token {end_token} is not between 0 and {_INT32_MAX}")
+    return DraftConstraint(trie, scoring, start_states, end_token)
 
 
 def _checked_out(plan: DraftPlan, out: DraftTrees | None, constrained: bool) -> DraftTrees:
