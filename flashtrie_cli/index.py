@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from flashtrie_cli.keys.vocabulary import FrozenVocabulary
 from flashtrie_cli.query.plan import SearchPlan
 from flashtrie_cli.query.results import SearchResults
 from flashtrie_cli.trie.stored import StoredTrie
+
+if TYPE_CHECKING:
+    from flashtrie_cli.query.trie_steps import TrieSteps
 
 WALK_BATCH = 1 << 14
 
@@ -78,6 +81,7 @@ class Index:
         self.values = self._load_values()
         self.vocabulary = self._load_vocabulary()
         self._check_labels()
+        self._steps_engine: Any = None
 
     @classmethod
     def open(cls, path: str, *, engine: str = "auto", threads: int = 1, device: int = 0) -> Index:
@@ -132,6 +136,24 @@ class Index:
     def key_tokens(self, key_ids: npt.ArrayLike) -> KeyList:
         """The keys of these ids; IndexError for an id that is none."""
         return self.engine.key_tokens(np.ascontiguousarray(key_ids, np.uint32))
+
+    def step(self, nodes: npt.ArrayLike) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+        """Tokens and nodes of the children of each node (root 0), ascending: flat uint32, and offsets int64 [n + 1]."""
+        return self.steps(eos=()).children(nodes)
+
+    def steps(self, *, eos: Iterable[int], vocab_size: int = 1 << 31) -> TrieSteps:
+        """The trie for a model that speaks token by token: masks, advances, and what ``generate`` takes.
+
+        ``eos``: ids that end an answer; ``vocab_size``: the width of the model's logits, for mask rows. Raises
+        EngineUnavailable without the native engine.
+        """
+        from flashtrie_cli.engine.cpu import CpuEngine
+        from flashtrie_cli.query.trie_steps import TrieSteps
+
+        if self._steps_engine is None:
+            engine = self.engine
+            self._steps_engine = engine if isinstance(engine, CpuEngine) else CpuEngine(self.stored)
+        return TrieSteps(self._steps_engine.trie, self.num_nodes, eos=eos, vocab_size=vocab_size)
 
     def encode(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
         """Texts to tokens by the index's own vocabulary; UsageError where it holds none."""

@@ -3,7 +3,7 @@
 // mask_apply writes minus infinity over a batch of logits but for the tokens that each row's state allows. The grid
 // stays: a block goes from chunk to chunk (16 KiB of one row), marks the chunk's allowed tokens in shared memory and
 // writes. What it takes to know them is three reads that wait for one another, slow ones while the memory is busy
-// with stores; so each is asked for two chunks ahead of the next.
+// with stores; so each is asked for one chunk ahead of the next.
 //
 // Reads a chunk: the state, two words of rows, then the row's entries (a list up to kThreads) or the chunk's words of
 // the node's dense row (one of the few long lists), and the vectors of logits that hold an allowed token. Writes a
@@ -78,11 +78,6 @@ struct Chunk {
   }
 };
 
-struct Row {
-  uint32_t state;
-  EntryRange range;
-};
-
 enum class Form : uint32_t { list, dense, long_list };
 
 // What is allowed in a row: an entry a thread, a word of the dense row a thread, or a list to search.
@@ -105,8 +100,7 @@ __device__ uint32_t dense_bits(const uint32_t* words, uint32_t num_words, int64_
 }
 
 template <typename Type>
-__device__ Allowed load_allowed(const MaskApplyParams& p, const Row& row, uint32_t item, uint32_t num_items) {
-  const EntryRange range = row.range;
+__device__ Allowed load_allowed(const MaskApplyParams& p, uint32_t state, EntryRange range, uint32_t item, uint32_t num_items) {
   Allowed found{range, Form::list, 0};
   if (item >= num_items) {
     found.range = {0, 0, false};
@@ -116,8 +110,8 @@ __device__ Allowed load_allowed(const MaskApplyParams& p, const Row& row, uint32
     if (range.first + threadIdx.x < range.last) found.own = p.masks.entries[range.first + threadIdx.x];
     return found;
   }
-  const uint32_t at = lower_bound(p.dense_nodes, 0, p.num_dense, row.state);
-  if (at == p.num_dense || p.dense_nodes[at] != row.state) {
+  const uint32_t at = lower_bound(p.dense_nodes, 0, p.num_dense, state);
+  if (at == p.num_dense || p.dense_nodes[at] != state) {
     found.form = Form::long_list;
     return found;
   }
@@ -211,27 +205,18 @@ __device__ void apply(const MaskApplyParams& p) {
   for (uint32_t i = threadIdx.x; i < kBuffers * kWords; i += kThreads) bits[0][i] = 0;
   __syncthreads();
   const uint32_t num_items = p.num_rows * p.num_chunks, step = gridDim.x;
-  const auto item_after = [&](uint32_t turns) { return blockIdx.x + turns * step; };
-  const auto state_of = [&](uint32_t item) { return load_state(p, item, num_items); };
-  const auto row_of = [&](uint32_t state) { return Row{state, entry_range(p.masks, state)}; };
-  const auto allowed_in = [&](const Row& row, uint32_t item) { return load_allowed<Type>(p, row, item, num_items); };
-  // What is known or on its way for the chunks to come, by how many turns ahead.
-  const uint32_t state0 = state_of(item_after(0)), state1 = state_of(item_after(1));
-  const uint32_t state2 = state_of(item_after(2)), state3 = state_of(item_after(3));
-  uint32_t state4 = state_of(item_after(4)), state5 = state_of(item_after(5));
-  const Row row0 = row_of(state0), row1 = row_of(state1);
-  Row row2 = row_of(state2), row3 = row_of(state3);
-  Allowed allowed0 = allowed_in(row0, item_after(0)), allowed1 = allowed_in(row1, item_after(1));
-  int turn = 0;
-  for (uint32_t item = blockIdx.x; item < num_items; item += step, turn = turn == 2 ? 0 : turn + 1) {
+  uint32_t item = blockIdx.x;
+  uint32_t next_state = load_state(p, item + step, num_items), later_state = load_state(p, item + 2 * step, num_items);
+  const uint32_t state = load_state(p, item, num_items);
+  EntryRange next_range = entry_range(p.masks, next_state);
+  Allowed allowed = load_allowed<Type>(p, state, entry_range(p.masks, state), item, num_items);
+  for (int turn = 0; item < num_items; item += step, turn = turn == 2 ? 0 : turn + 1) {
     const Chunk<Type> chunk(p, item);
-    mark(p, chunk, allowed0, bits[turn]);
-    allowed0 = allowed1;
-    allowed1 = allowed_in(row2, item + 2 * step);
-    row2 = row3;
-    row3 = row_of(state4);
-    state4 = state5;
-    state5 = state_of(item + 6 * step);
+    mark(p, chunk, allowed, bits[turn]);
+    allowed = load_allowed<Type>(p, next_state, next_range, item + step, num_items);
+    next_range = entry_range(p.masks, later_state);
+    next_state = later_state;
+    later_state = load_state(p, item + 3 * step, num_items);
     __syncthreads();
     write(chunk, p.width, bits[turn]);
     // The buffer of the chunk before: all have passed the barrier, so nobody reads it any more; and it is

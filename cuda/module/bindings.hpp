@@ -53,5 +53,6 @@ void bind_baselines(nb::module_& m);
 void bind_parse(nb::module_& m);
 void bind_draft(nb::module_& m);
 void bind_masks(nb::module_& m);
+void bind_trie_steps(nb::module_& m);
 
 }  // namespace flashtrie

@@ -11,4 +11,5 @@ NB_MODULE(_native, m) {
   flashtrie::bind_parse(m);
   flashtrie::bind_draft(m);
   flashtrie::bind_masks(m);
+  flashtrie::bind_trie_steps(m);
 }

@@ -152,7 +152,7 @@ class CudaMasks:
 
     def _launch(self, kernel: str, grid: int, params: ctypes.Structure, stream: Any) -> None:
         function = self._module.kernel(kernel, 0)
-        cuda_launch.PreparedLaunch(function, grid, THREADS, 0, params)(stream_handle(stream))
+        cuda_launch.PreparedLaunch(function, (grid, 1, 1), THREADS, 0, params)(stream_handle(stream))
 
 
 def _upload(arrays: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from transformers import LogitsProcessor
 from flashtrie_cli.errors import UsageError
 from flashtrie_cli.query.mask_scatter import allowed_pairs, keep_only
 from flashtrie_cli.query.token_masks import REJECTED, TokenMasks
+from flashtrie_cli.query.trie_steps import TrieSteps
 
 
 class MaskLogitsProcessor(LogitsProcessor):
@@ -19,13 +20,14 @@ class MaskLogitsProcessor(LogitsProcessor):
     Every call finds its place from the tokens after the prompt, so rows may be reordered between calls (beam
     search), batched in any way, and the object used for any number of generations of one prompt length.
 
+    ``masks``: a `TokenMasks`, or the `TrieSteps` of a token trie, whose keys are then the only answers.
     ``prompt_length``: columns of ``input_ids`` that are not part of the answer: ``inputs.input_ids.shape[1]`` for
     a decoder (padding included), 1 for an encoder-decoder. Rows past their end keep their end-of-sequence ids.
     """
 
     supports_continuous_batching = False  # rows of one call would have different prompt lengths
 
-    def __init__(self, masks: TokenMasks, prompt_length: int):
+    def __init__(self, masks: TokenMasks | TrieSteps, prompt_length: int):
         if prompt_length < 0:
             raise UsageError(f"a prompt length of {prompt_length}")
         self.masks = masks
@@ -42,7 +44,9 @@ class MaskLogitsProcessor(LogitsProcessor):
         return keep_only(scores, *allowed_pairs(self.masks, states, eos_when_ended=True))
 
 
-def prefix_allowed_tokens(masks: TokenMasks, prompt_length: int) -> Callable[[int, Any], list[int]]:
+def prefix_allowed_tokens(
+    masks: TokenMasks | TrieSteps, prompt_length: int
+) -> Callable[[int, Any], list[int]]:
     """For ``generate(prefix_allowed_tokens_fn=...)``; `MaskLogitsProcessor` does the same for a whole batch at once."""
 
     def allowed(batch_id: int, input_ids: Any) -> list[int]:
@@ -52,7 +56,7 @@ def prefix_allowed_tokens(masks: TokenMasks, prompt_length: int) -> Callable[[in
     return allowed
 
 
-def _states_of(masks: TokenMasks, token_rows: Any) -> np.ndarray:
+def _states_of(masks: TokenMasks | TrieSteps, token_rows: Any) -> np.ndarray:
     """States of rows of generated tokens; a row that left the set (a beam of score -inf) counts as ended."""
     states = masks.walk(token_rows.cpu().numpy())
     states[states == REJECTED] = masks.ended

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from flashtrie_cli.query.token_masks import TokenMasks
+from flashtrie_cli.query.trie_steps import TrieSteps
 
 
 def allowed_pairs(
-    masks: TokenMasks, states: npt.NDArray[np.uint32], *, eos_when_ended: bool
+    masks: TokenMasks | TrieSteps, states: npt.NDArray[np.uint32], *, eos_when_ended: bool
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """(row, token) of everything allowed in a batch of states, as two int64 arrays.
 

@@ -37,7 +37,7 @@ def test_peers_that_are_installed(name):
         pytest.skip(f"{name} is not installed")
     tokens = trap_vocabulary()
     bench = MaskBench({"small": MEMBERS}, tokens, [EOS], sizes=(6,), systems=[name], seconds=0.01)
-    ours, peer = bench.run()
+    _, peer = bench.run()
     assert "failed" not in peer
     assert peer["fill_us"]["median"] > 0
     assert len(open_systems([name], tokens, [EOS])) == 2
