@@ -126,7 +126,8 @@ class GroupSearch : private SearchState {
   FT_DEVICE uint32_t* histograms() const { return reinterpret_cast<uint32_t*>(shared_ + Places::kHistograms); }
   FT_DEVICE uint64_t* ties() const { return reinterpret_cast<uint64_t*>(shared_ + Places::kTies); }
   FT_DEVICE uint64_t* queues() const { return reinterpret_cast<uint64_t*>(shared_ + Places::kQueues); }  // beam, node
-  FT_DEVICE unsigned char* large() const { return kSpill ? workspace_ : shared_ + Places::large(batch_); }
+  FT_DEVICE unsigned char* tables() const { return kSpill ? workspace_ : shared_ + Places::kTables; }
+  FT_DEVICE unsigned char* large() const { return tables() + Places::table_bytes(batch_); }
   // The frontier, by beam.
   FT_DEVICE float* beam_scores() const { return reinterpret_cast<float*>(large()); }
   FT_DEVICE uint32_t* beam_first() const { return reinterpret_cast<uint32_t*>(large()) + batch_.beam_capacity; }
@@ -616,7 +617,7 @@ FT_DEVICE float GroupSearch<kBlocks, kSpill>::load_logprob(uint64_t at) const {
 template <int kBlocks, bool kSpill>
 FT_DEVICE StepTable GroupSearch<kBlocks, kSpill>::table(uint32_t step) const {
   const uint32_t which = step & 1, size = 1u << batch_.log2_table;
-  unsigned char* at = (shared_ + Places::kTables) + which * 12 * size;
+  unsigned char* at = tables() + which * 12 * size;
   return {bitmaps() + which * kBitmapWords, reinterpret_cast<uint32_t*>(at + 8 * size), reinterpret_cast<uint64_t*>(at),
           batch_.log2_table};
 }

@@ -121,7 +121,7 @@ class DeviceSearch:
         function = self._module.kernel(launch.kernel, launch.shared_bytes)
         blocks = launch.num_groups * launch.blocks_per_group
         parameter: Any = ctypes.create_string_buffer(record, len(record))
-        return PreparedLaunch(function, blocks, launch.num_threads, launch.shared_bytes, parameter)
+        return PreparedLaunch(function, (blocks, 1, 1), launch.num_threads, launch.shared_bytes, parameter)
 
 
 _modules: dict[int, KernelModule] = {}
