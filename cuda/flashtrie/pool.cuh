@@ -43,6 +43,27 @@ struct Pool {
 };
 constexpr uint32_t kEntryBytes = 20;
 
+constexpr uint32_t kCompareAll = 256;  // up to so many keys are each compared with all others
+
+// Up to kCompareAll keys in the registers of a warp.
+struct Comparison {
+  uint64_t mine[kCompareAll / 32];
+
+  FT_DEVICE Comparison(const uint64_t* keys, uint32_t count) {
+#pragma unroll
+    for (uint32_t i = 0; i < kCompareAll / 32; ++i) {
+      const uint32_t at = 32 * i + simt::lane();
+      mine[i] = at < count ? keys[at] : 0;
+    }
+  }
+  FT_DEVICE uint32_t num_better(uint64_t key) const {
+    uint32_t better = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kCompareAll / 32; ++i) better += mine[i] > key;
+    return simt::reduce_add(better);
+  }
+};
+
 // Where the n-th best lies.
 struct BinCut {
   uint32_t bin;

@@ -25,7 +25,7 @@ struct SearchBatch {
   const uint32_t* step_counts;   // by query; null: num_steps for all
   uint32_t* counters;            // next query, groups that are done; both 0 before and after
   uint32_t* history;             // history_rows x beam_capacity a group; null: in shared memory
-  unsigned char* workspace;      // workspace_bytes a group: frontier and pools; null: in shared memory
+  unsigned char* workspace;      // workspace_bytes a group: tables, frontier, pools; null: in shared memory
   uint32_t* num_hits;            // by query
   uint32_t* num_tokens;          // by query: over its hits
   uint32_t* bad_slots;           // by query: step * num_slots + slot of the first NaN or +inf, or kNoSlot
@@ -77,8 +77,8 @@ struct SearchControl {
   uint32_t next_query;  // the last, and not cleared between queries
 };
 
-// Where the parts of a block's shared memory begin, in bytes. First those of fixed size, then the step tables, then,
-// unless they are in the workspace, the frontier, both pools and the history.
+// Where the parts of a block's shared memory begin, in bytes. First those of fixed size; then, unless they are in the
+// workspace, in this order too, the step tables, the frontier, both pools and the history.
 template <int kBlocks>
 struct SharedPlaces {
   static constexpr uint32_t kBitmaps = (sizeof(SearchControl) + 15) / 16 * 16;
@@ -87,7 +87,8 @@ struct SharedPlaces {
   static constexpr uint32_t kQueues = kTies + kMaxTies * 8;
   static constexpr uint32_t kTables = kQueues + kMaxExpandWarps * kQueuePlaces * 8;
 
-  FT_HD static uint32_t large(const SearchBatch& batch) { return kTables + 2 * (12u << batch.log2_table); }
+  FT_HD static uint32_t table_bytes(const SearchBatch& batch) { return 2 * (12u << batch.log2_table); }
+  FT_HD static uint32_t large(const SearchBatch& batch) { return kTables + table_bytes(batch); }
   FT_HD static uint64_t large_bytes(const SearchBatch& batch) {
     const uint64_t rows = batch.history || batch.max_depth == 0 ? 0 : batch.max_depth - 1;
     return 16ull * batch.beam_capacity + uint64_t(kEntryBytes) * (batch.candidate_places + batch.result_places) +

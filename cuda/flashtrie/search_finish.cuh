@@ -3,7 +3,6 @@
 
 namespace flashtrie {
 
-constexpr uint32_t kCompareAll = 256;  // up to so many hits are each compared with all others
 constexpr uint32_t kCrowdedBin = 64;  // past this many hits a bin, comparing them all is no longer cheap
 
 template <int kBlocks, bool kSpill>
@@ -79,17 +78,10 @@ template <int kBlocks, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kSpill>::rank_all(uint32_t num_gathered, uint32_t num_hits) {
   uint16_t* sorted = reinterpret_cast<uint16_t*>(bitmaps()) + kMaxBeamWidth;
   const uint64_t* keys = candidates().keys;
-  uint64_t mine[kCompareAll / 32];
-#pragma unroll
-  for (uint32_t i = 0; i < kCompareAll / 32; ++i)
-    mine[i] = 32 * i + simt::lane() < num_gathered ? keys[32 * i + simt::lane()] : 0;
-#pragma unroll 4
+  const Comparison all(keys, num_gathered);
+#pragma unroll 2
   for (uint32_t hit = simt::thread() >> 5; hit < num_gathered; hit += simt::num_threads() >> 5) {
-    const uint64_t key = keys[hit];
-    uint32_t better = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < kCompareAll / 32; ++i) better += mine[i] > key;
-    better = simt::reduce_add(better);
+    const uint32_t better = all.num_better(keys[hit]);
     if (simt::lane() == 0 && better < num_hits) sorted[better] = static_cast<uint16_t>(hit);
   }
   simt::sync_block();
@@ -146,7 +138,7 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::sort(uint32_t num_hits) {
     const uint64_t key = keys[by_bin[at]];
     const uint32_t bin = bin_of(key), begin = begins[bin], end = bin > 0 ? begins[bin - 1] : num_hits;
     uint32_t better = 0;
-#pragma unroll 1
+#pragma unroll 4
     for (uint32_t other = begin; other < end; ++other) better += keys[by_bin[other]] > key;
     sorted[begin + better] = by_bin[at];
   }

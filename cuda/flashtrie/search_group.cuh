@@ -75,10 +75,12 @@ class GroupSearch : private SearchState {
   FT_DEVICE void begin(uint32_t query);
   FT_DEVICE void step();
   FT_DEVICE void reset_round();
+  FT_DEVICE void put_slot(uint32_t row, uint32_t slot, uint32_t token, float logprob);
   FT_DEVICE void settle_repeats(uint32_t row);
   FT_DEVICE void survive(uint64_t cut);
   FT_DEVICE void compact(const Pool& pool, uint32_t* histogram, uint64_t cut);
   FT_DEVICE uint64_t settle(const Pool& pool, const BinCut& cut, uint32_t n, int which);
+  FT_DEVICE uint64_t nth_key(const uint64_t* keys, uint32_t count, uint32_t n);
   FT_DEVICE uint32_t group_sum(uint32_t value);
   FT_DEVICE uint32_t group_count(const uint32_t* count) const;
 
@@ -124,7 +126,8 @@ class GroupSearch : private SearchState {
   FT_DEVICE uint32_t* histograms() const { return reinterpret_cast<uint32_t*>(shared_ + Places::kHistograms); }
   FT_DEVICE uint64_t* ties() const { return reinterpret_cast<uint64_t*>(shared_ + Places::kTies); }
   FT_DEVICE uint64_t* queues() const { return reinterpret_cast<uint64_t*>(shared_ + Places::kQueues); }  // beam, node
-  FT_DEVICE unsigned char* large() const { return kSpill ? workspace_ : shared_ + Places::large(batch_); }
+  FT_DEVICE unsigned char* tables() const { return kSpill ? workspace_ : shared_ + Places::kTables; }
+  FT_DEVICE unsigned char* large() const { return tables() + Places::table_bytes(batch_); }
   // The frontier, by beam.
   FT_DEVICE float* beam_scores() const { return reinterpret_cast<float*>(large()); }
   FT_DEVICE uint32_t* beam_first() const { return reinterpret_cast<uint32_t*>(large()) + batch_.beam_capacity; }
@@ -242,10 +245,10 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::begin(uint32_t query) {
   beam_width_ = batch_.beam_widths ? batch_.beam_widths[query] : batch_.search.beam_width;
   result_limit_ = batch_.result_limits ? batch_.result_limits[query] : batch_.search.num_results;
   grid_ = static_cast<uint64_t>(query) * batch_.num_steps * batch_.num_slots;
-  if (num_steps_ > 0 && 8 * me < batch_.num_slots) {  // the first row comes while memory is cleared
-    simt::prefetch(static_cast<const unsigned char*>(batch_.tokens) + (grid_ + 8 * me) * batch_.token_bytes);
-    simt::prefetch(static_cast<const unsigned char*>(batch_.logprobs) + (grid_ + 8 * me) * batch_.logprob_bytes);
-  }
+  // The first row comes while memory is cleared; what of it a thread each cannot hold, put_row fetches.
+  const bool mine = num_steps_ > 0 && me < batch_.num_slots;
+  const uint32_t token = mine ? load_token(grid_ + me) : kNoToken;
+  const float logprob = mine ? load_logprob(grid_ + me) : -INFINITY;
   table(0).clear();
   table(1).clear();
 #pragma unroll 1
@@ -268,8 +271,14 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::begin(uint32_t query) {
   floored_results_ = 0;
   simt::sync_block();
   if (num_steps_ > 0) {
-    put_row_outlined<kBlocks, kSpill>(batch_, shared_, SearchState(*this), 0);
+    if (mine) put_slot(0, me, token, logprob);
+    const bool ends = batch_.search.eos != kNoToken;
+    if (me == 0) control().row_taken[0] = ends ? 0 : simt::num_threads();
     simt::sync_block();
+    if (ends || batch_.num_slots > simt::num_threads()) {
+      put_row_outlined<kBlocks, kSpill>(batch_, shared_, SearchState(*this), 0);
+      simt::sync_block();
+    }
     settle_repeats(0);
   }
   simt::sync_group<kBlocks>();
@@ -295,7 +304,8 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::step() {
     if ((me >> 5) < expanding) expand(cursor);
     lap(kPhaseExpand);
     // Four warps come here at once, the others when they have nothing left to expand.
-    if (!has_row) put_row_outlined<kBlocks, kSpill>(batch_, shared_, SearchState(*this), step_ + 1);
+    if (!has_row && simt::any(control().row_taken[(step_ + 1) & 1] < batch_.num_slots))
+      put_row_outlined<kBlocks, kSpill>(batch_, shared_, SearchState(*this), step_ + 1);
     has_row = true;
     lap(kPhaseRow);
     simt::sync_group<kBlocks>();
@@ -315,15 +325,20 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::step() {
   }
 
   // The cut among the candidates, and a floor under the results, from one pass over the bins.
-  const bool cuts = !is_last_ && group_count(candidates().count) > beam_width_;
+  const uint32_t num_candidates = group_count(candidates().count);
+  const bool is_small = kBlocks == 1 && num_candidates <= kCompareAll;
+  const bool cuts = !is_last_ && num_candidates > beam_width_ && !is_small;
   const uint32_t num_results = group_count(results().count);
-  const bool floors = !is_last_ && num_results > result_limit_ && num_results > floored_results_ + floored_results_ / 4;
+  // A floor under the results pays only when their pools fill up.
+  const bool floors = !is_last_ && num_results > result_limit_ && 2 * num_results > kBlocks * results().capacity &&
+                      num_results > floored_results_ + floored_results_ / 4;
   const uint32_t* candidate_bins = kBlocks == 1 ? candidate_histogram(step_) : combined(0);
   const uint32_t* result_bins = kBlocks == 1 ? result_histogram() : combined(1);
   if (cuts) sum_chunks<kBlocks>(candidate_histogram(step_), combined(0), control().candidate_totals);
   if (floors) sum_chunks<kBlocks>(result_histogram(), combined(1), control().result_totals);
   if (cuts || floors) simt::sync_block();
   uint64_t cut = 0;
+  if (!is_last_ && num_candidates > beam_width_ && is_small) cut = nth_key(candidates().keys, num_candidates, beam_width_);
   if (cuts) cut = settle(candidates(), locate_cut(candidate_bins, control().candidate_totals, beam_width_), beam_width_, 0);
   if (floors) {
     const BinCut bins = locate_cut(result_bins, control().result_totals, result_limit_);
@@ -355,7 +370,6 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::reset_round() {
 // behind it, since what ends at step `row` takes its log-prob from there.
 template <int kBlocks, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kSpill>::put_row(uint32_t row) {
-  const StepTable to = table(row);
   const uint64_t first = grid_ + static_cast<uint64_t>(row) * batch_.num_slots;
   const bool ends = batch_.search.eos != kNoToken && row + 1 < num_steps_;
 #pragma unroll 1
@@ -370,20 +384,25 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::put_row(uint32_t row) {
     const uint32_t token = load_token(at);
     const float logprob = load_logprob(at);
     const uint32_t behind = ends ? load_token(at + batch_.num_slots) : kNoToken;
-    // The root's children of the first row are looked for next.
-    if (row == 0 && batch_.root_table && token >> batch_.root_shift < batch_.root_places)
-      simt::prefetch(batch_.root_table + (token >> batch_.root_shift));
-    if (!(logprob < INFINITY)) {
-      simt::atomic_max(&control().bad_slot, ~(row * batch_.num_slots + slot));
-    } else if (slot_extends(batch_.trie, batch_.search, token, logprob) && !to.insert(token, logprob, slot)) {
-      const uint32_t place = simt::atomic_add(&control().num_repeats[row & 1], 1);
-      if (place < kMaxRepeats) control().repeats[row & 1][place] = slot;
-    }
+    if (row > 0 || slot >= simt::num_threads()) put_slot(row, slot, token, logprob);  // else done by begin
     if (ends && behind == batch_.search.eos) {
       const float end = load_logprob(at + batch_.num_slots);
       if (end < INFINITY && slot_ends(batch_.search, behind, end))
         simt::atomic_max(&control().end_logprobs[(row + 1) & 3], ordered_score(end));
     }
+  }
+}
+
+template <int kBlocks, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kSpill>::put_slot(uint32_t row, uint32_t slot, uint32_t token, float logprob) {
+  // The root's children of the first row are looked for next.
+  if (row == 0 && batch_.root_table && token >> batch_.root_shift < batch_.root_places)
+    simt::prefetch(batch_.root_table + (token >> batch_.root_shift));
+  if (!(logprob < INFINITY)) {
+    simt::atomic_max(&control().bad_slot, ~(row * batch_.num_slots + slot));
+  } else if (slot_extends(batch_.trie, batch_.search, token, logprob) && !table(row).insert(token, logprob, slot)) {
+    const uint32_t place = simt::atomic_add(&control().num_repeats[row & 1], 1);
+    if (place < kMaxRepeats) control().repeats[row & 1][place] = slot;
   }
 }
 
@@ -457,6 +476,19 @@ FT_DEVICE uint64_t GroupSearch<kBlocks, kSpill>::settle(const Pool& pool, const 
 #pragma unroll 8
     for (uint32_t other = 0; other < cut.in_bin; ++other) better += ties()[other] > key;
     if (better == cut.wanted - 1) control().cut = key;
+  }
+  simt::sync_block();
+  return control().cut;
+}
+
+// The n-th best of a block's few keys: a warp a key, compared with all others.
+template <int kBlocks, bool kSpill>
+FT_DEVICE uint64_t GroupSearch<kBlocks, kSpill>::nth_key(const uint64_t* keys, uint32_t count, uint32_t n) {
+  const Comparison all(keys, count);
+#pragma unroll 2
+  for (uint32_t i = simt::thread() >> 5; i < count; i += simt::num_threads() >> 5) {
+    const uint64_t key = keys[i];
+    if (all.num_better(key) == n - 1) control().cut = key;
   }
   simt::sync_block();
   return control().cut;
@@ -585,7 +617,7 @@ FT_DEVICE float GroupSearch<kBlocks, kSpill>::load_logprob(uint64_t at) const {
 template <int kBlocks, bool kSpill>
 FT_DEVICE StepTable GroupSearch<kBlocks, kSpill>::table(uint32_t step) const {
   const uint32_t which = step & 1, size = 1u << batch_.log2_table;
-  unsigned char* at = (shared_ + Places::kTables) + which * 12 * size;
+  unsigned char* at = tables() + which * 12 * size;
   return {bitmaps() + which * kBitmapWords, reinterpret_cast<uint32_t*>(at + 8 * size), reinterpret_cast<uint64_t*>(at),
           batch_.log2_table};
 }

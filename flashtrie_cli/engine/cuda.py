@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flashtrie_cli.engine.cpu import CpuEngine
+from flashtrie_cli.engine.cuda_arrays import DeviceGrids, DeviceResults, DeviceSearch
 from flashtrie_cli.engine.cuda_loader import open_device
-from flashtrie_cli.engine.cuda_pipeline import HostPipeline
-from flashtrie_cli.engine.cuda_session import GridType, SearchSession
+from flashtrie_cli.engine.cuda_pipeline import HostPipeline, pinned_empty
 from flashtrie_cli.engine.cuda_trie import DeviceTrie
 from flashtrie_cli.errors import EngineUnavailable, InputError
 from flashtrie_cli.query.plan import SearchPlan
@@ -35,6 +35,7 @@ class CudaEngine(CpuEngine):
         super().__init__(stored, threads=threads)
         self.device_trie = DeviceTrie(self.trie, self.device)
         self._pipelines: dict[Any, HostPipeline] = {}
+        self._device_searches: dict[Any, DeviceSearch] = {}
 
     def search(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan) -> SearchResults:
         """As in ``TrieEngine``, from host arrays; uint16 to int64 tokens and float16 log-probs go over as they are."""
@@ -53,14 +54,35 @@ class CudaEngine(CpuEngine):
         except Exception as error:
             raise _explained(error) from error
 
-    def session(
-        self, num_queries: int, num_steps: int, num_slots: int, plan: SearchPlan, *, token_bytes: int = 4,
-        logprob_bytes: int = 4,
-    ) -> SearchSession:  # fmt: skip
-        """For grids that are on the device already: see ``SearchSession`` and ``DeviceSearch``."""
-        return SearchSession(
-            self.device_trie, num_queries, num_steps, num_slots, plan, GridType(token_bytes, logprob_bytes)
-        )
+    def search_arrays(
+        self, tokens: Any, logprobs: Any, plan: SearchPlan, *, stream: Any = None
+    ) -> DeviceResults:
+        """Search grids that are on the device, [queries, steps, slots], anything with ``__cuda_array_interface__``.
+
+        Only enqueues, on ``stream`` (of torch, cupy, PyCUDA, or a handle; default: the default stream), and leaves
+        the answer on the device. Once called for a shape and plan, it can be captured into a CUDA graph. The answer
+        is overwritten by the next call for the same shape and plan. Bad log-probs are told by ``bad_slots`` alone.
+        """
+        grid = DeviceGrids(tokens, logprobs, self.device)
+        key = (grid.shape, grid.token_bytes, grid.logprob_bytes, plan)
+        search = self._device_searches.get(key)
+        if search is None:
+            if len(self._device_searches) >= _KEPT_PIPELINES:
+                self._device_searches.pop(next(iter(self._device_searches)))
+            search = self._device_searches[key] = DeviceSearch(self.device_trie, grid, plan)
+        return search(grid, stream)
+
+    def pinned_grids(
+        self,
+        num_queries: int,
+        num_steps: int,
+        num_slots: int,
+        token_dtype: Any = np.uint32,
+        logprob_dtype: Any = np.float32,
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Two arrays [queries, steps, slots] in pinned memory: grids in them go over without a copy on the host."""
+        shape = (num_queries, num_steps, num_slots)
+        return pinned_empty(shape, token_dtype), pinned_empty(shape, logprob_dtype)
 
 
 def _as_kernel_types(

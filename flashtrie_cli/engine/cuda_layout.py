@@ -42,8 +42,8 @@ _ENTRY_BYTES = 20
 
 TRIE = np.dtype(
     [
-        ("louds", "u8"), ("lines", "u8"), ("wide", "u8"), ("label_low", "u8"), ("high_flags", "u8"), ("high_bits", "u8"),
-        ("num_nodes", "u4"), ("num_keys", "u4"), ("high_width", "i4"),
+        ("louds", "u8"), ("lines", "u8"), ("wide", "u8"), ("label_low", "u8"), ("high_flags", "u8"),
+        ("high_bits", "u8"), ("num_nodes", "u4"), ("num_keys", "u4"), ("high_width", "i4"),
     ],
     align=True,
 )  # fmt: skip
@@ -143,11 +143,14 @@ def log2_table(num_slots: int) -> int:
     return max(6, (2 * num_slots - 1).bit_length()) if num_slots else 6
 
 
-def fixed_bytes(num_slots: int, blocks_per_group: int) -> int:
-    """Shared memory of a block besides frontier, pools and history."""
+def _fixed_bytes(blocks_per_group: int) -> int:
+    """Shared memory of a block that does not depend on the shape of its search."""
     histograms = (3 if blocks_per_group == 1 else 5) * _BIN_WORDS * 4
-    tables = 2 * (12 << log2_table(num_slots))
-    return _CONTROL_BYTES + 2 * _BITMAP_WORDS * 4 + histograms + _MAX_TIES * 8 + tables + 8 * _QUEUE_PLACES
+    return _CONTROL_BYTES + 2 * _BITMAP_WORDS * 4 + histograms + _MAX_TIES * 8 + 8 * _QUEUE_PLACES
+
+
+def _table_bytes(num_slots: int) -> int:
+    return 2 * (12 << log2_table(num_slots))
 
 
 def plan_launch(
@@ -162,7 +165,7 @@ def plan_launch(
     """The kernel for a batch and its sizes. ``shared_bytes``: most that a block may have; ``kernel`` forces one.
 
     A cluster a query while the device has multiprocessors to spare for it, else one block a query; frontier and
-    pools in global memory where they don't fit into shared memory. UsageError for what no kernel can hold.
+    pools in global memory where they don't fit into shared memory. UsageError for what no kernel holds.
     """
     shape.check()
     name = kernel or _choose(shape, num_queries, arch, num_multiprocessors)
@@ -170,18 +173,12 @@ def plan_launch(
         launch = _in_shared(name, shape, num_queries, num_multiprocessors, shared_bytes)
         if launch is not None:
             return launch
-    fixed = fixed_bytes(shape.num_slots, 1)
-    if fixed > shared_bytes:
-        raise UsageError(
-            f"{shape.num_slots} proposals a step need {fixed >> 10} KiB of shared memory, this GPU has "
-            f"{shared_bytes >> 10}", hint="fewer proposals, or --engine cpu",
-        )  # fmt: skip
     beams, results = _up(shape.beam_width, 4), _up(shape.num_results, 4)
     places = max(beams, results) + _SPILL_BUDGET, results + _SPILL_BUDGET
-    workspace = 16 * beams + _ENTRY_BYTES * sum(places)
+    workspace = _table_bytes(shape.num_slots) + 16 * beams + _ENTRY_BYTES * sum(places)
     return Launch(
-        "search_spill", 1, KERNELS["search_spill"][2], min(num_queries, num_multiprocessors), fixed, beams, results, *places,
-        log2_table(shape.num_slots), _history_words(shape, beams), _up(workspace, 256),
+        "search_spill", 1, KERNELS["search_spill"][2], min(num_queries, num_multiprocessors), _fixed_bytes(1), beams,
+        results, *places, log2_table(shape.num_slots), _history_words(shape, beams), _up(workspace, 256),
     )  # fmt: skip
 
 
@@ -194,7 +191,7 @@ def _in_shared(
 ) -> Launch | None:
     blocks, resident, num_threads = KERNELS[name]
     beams, results = _up(shape.beam_width, 4), _up(shape.num_results, 4)
-    fixed = fixed_bytes(shape.num_slots, blocks) + 16 * beams
+    fixed = _fixed_bytes(blocks) + _table_bytes(shape.num_slots) + 16 * beams
     # Each resident block also costs the multiprocessor a KiB of its own.
     spare = (shared_bytes + 1024) // resident - 1024 - fixed
     least = _ENTRY_BYTES * (max(beams, results) + results + 2 * _MIN_BUDGET)

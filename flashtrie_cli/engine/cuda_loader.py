@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,22 +117,22 @@ def load_kernels(part: str, device: Device) -> Any:
     return module
 
 
+def kernel_images(part: str, device: Device) -> Iterator[tuple[bytes, str]]:
+    """What could be loaded for this device, best first, each with its name: the packaged fatbin, then our cubin."""
+    packaged = cuda_sources.packaged_kernel(part)
+    if packaged is not None:
+        yield packaged.read_bytes(), str(packaged)
+    compiled = cuda_sources.cached_kernel(part, device.arch)
+    yield compiled.read_bytes(), str(compiled)
+
+
 def _load(part: str, device: Device) -> Any:
     import pycuda.driver as cuda
 
-    packaged = cuda_sources.packaged_kernel(part)
-    if packaged is not None:
+    reason = ""
+    for image, name in kernel_images(part, device):
         try:
-            return cuda.module_from_buffer(packaged.read_bytes())
-        except cuda.Error as error:
-            if "no kernel image" not in str(error) and "no_binary" not in str(error).lower():
-                raise EngineUnavailable(
-                    f"{packaged} cannot be loaded: {error}", hint="reinstall flashtrie"
-                ) from None
-    compiled = cuda_sources.cached_kernel(part, device.arch)
-    try:
-        return cuda.module_from_buffer(compiled.read_bytes())
-    except cuda.Error as error:
-        raise EngineUnavailable(
-            f"{compiled} cannot be loaded: {error}", hint="delete it and try again"
-        ) from None
+            return cuda.module_from_buffer(image)
+        except cuda.Error as error:  # a fatbin may lack this architecture; then the cubin is tried
+            reason = f"{name} cannot be loaded: {error}"
+    raise EngineUnavailable(reason, hint="delete it and try again")

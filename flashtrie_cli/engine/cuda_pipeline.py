@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -16,22 +17,76 @@ from flashtrie_cli.query.plan import SearchPlan
 from flashtrie_cli.query.results import SearchResults
 
 _CHUNK_QUERIES = 4096
-_CHUNK_BYTES = 48 << 20
+_CHUNK_BYTES = 32 << 20
 """Of a chunk's grids, and of its answers at most: enough to hide the launch, little enough to pin."""
 
 _MAPPED_BYTES = 256 << 10
 """Grids up to this size are read by the kernel from the host's memory: cheaper than the latency of a copy."""
 
 
-def _pinned(shape: int, dtype: Any) -> tuple[npt.NDArray[Any], int]:
+_pinned_ranges: dict[int, int] = {}
+
+
+def _pinned(length: int, dtype: Any) -> tuple[npt.NDArray[Any], int]:
     """A pinned array that the GPU can reach, and its device address."""
     import pycuda.driver as cuda
 
     try:
-        array = cuda.pagelocked_empty(max(shape, 1), dtype, mem_flags=cuda.host_alloc_flags.DEVICEMAP)
+        array = cuda.pagelocked_empty(max(length, 1), dtype, mem_flags=cuda.host_alloc_flags.DEVICEMAP)
     except cuda.Error as error:
         raise EngineUnavailable(f"no memory to pin for the GPU: {error}", hint="a smaller batch") from None
     return array, int(array.base.get_device_pointer())
+
+
+def pinned_empty(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
+    """An array in pinned memory. Grids that lie in such arrays are not copied on the host before they go over."""
+    array, _ = _pinned(int(np.prod(shape)), dtype)
+    begin = array.ctypes.data
+    _pinned_ranges[begin] = begin + array.nbytes
+    weakref.finalize(array.base, _pinned_ranges.pop, begin, None)
+    return array[: int(np.prod(shape))].reshape(shape)
+
+
+def _is_pinned(array: npt.NDArray[Any]) -> bool:
+    address = array.ctypes.data
+    return any(begin <= address and address + array.nbytes <= end for begin, end in _pinned_ranges.items())
+
+
+class _Answers:
+    """Where the answers of consecutive chunks are put together, each copied once. ``num_queries`` in all."""
+
+    def __init__(self, num_queries: int, result_limit: int, depth: int):
+        hits = num_queries * result_limit
+        # Memory that is not written to is not taken, so room for the most that there can be costs nothing.
+        self.hit_offsets = np.zeros(num_queries + 1, np.int64)
+        self.key_ids, self.scores = np.empty(hits, np.uint32), np.empty(hits, np.float32)
+        self.normalised_scores = np.empty(hits, np.float32)
+        self.token_offsets = np.empty(hits + 1, np.int64)
+        self.token_offsets[0] = 0
+        self.tokens = np.empty(hits * depth, np.uint32)
+        self.num_hits = self.num_tokens = 0
+
+    def take(self, first_query: int, count: int, lane: _Lane) -> None:
+        hit_offsets, key_ids, scores, normalised_scores, token_offsets, tokens = lane.answers.values()
+        hits = int(hit_offsets[count])
+        length = int(token_offsets[hits])
+        begin, end = self.num_hits, self.num_hits + hits
+        np.add(
+            hit_offsets[1 : count + 1], begin, out=self.hit_offsets[first_query + 1 : first_query + count + 1]
+        )
+        self.key_ids[begin:end] = key_ids[:hits]
+        self.scores[begin:end] = scores[:hits]
+        self.normalised_scores[begin:end] = normalised_scores[:hits]
+        np.add(token_offsets[1 : hits + 1], self.num_tokens, out=self.token_offsets[begin + 1 : end + 1])
+        self.tokens[self.num_tokens : self.num_tokens + length] = tokens[:length]
+        self.num_hits, self.num_tokens = end, self.num_tokens + length
+
+    def result(self) -> SearchResults:
+        hits = self.num_hits
+        return SearchResults(
+            self.hit_offsets, self.key_ids[:hits], self.scores[:hits], self.normalised_scores[:hits],
+            self.token_offsets[: hits + 1], self.tokens[: self.num_tokens],
+        )  # fmt: skip
 
 
 class _Lane:
@@ -46,9 +101,9 @@ class _Lane:
         self._cuda = cuda
         self.stream, self.done = cuda.Stream(), cuda.Event(cuda.event_flags.DISABLE_TIMING)
         self.session = SearchSession(trie, num_queries, num_steps, num_slots, plan, grid)
-        size = num_queries * num_steps * num_slots
-        self.tokens, self._tokens_mapped = _pinned(size, token_dtype)
-        self.logprobs, self._logprobs_mapped = _pinned(size, logprob_dtype)
+        self._size = num_queries * num_steps * num_slots
+        self._dtypes = token_dtype, logprob_dtype
+        self._staging: tuple[Any, ...] | None = None
         self._on_device: tuple[Any, Any] | None = None
         hits = num_queries * self.session.result_capacity
         self.counts, counts_mapped = _pinned(3 * num_queries, np.uint32)
@@ -61,56 +116,78 @@ class _Lane:
         self._packed = np.zeros((), PACKED)
         for name, (length, dtype) in answers.items():
             self.answers[name], self._packed[name] = _pinned(length, dtype)
-        names = ("num_hits", "num_tokens", "bad_slots")
-        self.session.set_outputs({name: counts_mapped + 4 * num_queries * i for i, name in enumerate(names)})
+        outputs = {
+            name: counts_mapped + 4 * num_queries * i
+            for i, name in enumerate(("num_hits", "num_tokens", "bad_slots"))
+        }
+        self.answers["token_offsets"][0] = 0
+        self._is_single = num_queries == 1
+        if self._is_single:  # the answer of one query is flat as it is
+            self._token_ends, outputs["token_ends"] = _pinned(hits, np.uint32)
+            names = {"key_ids": "key_ids", "scores": "scores", "normalised_scores": "normalised_scores"}
+            outputs |= {name: int(self._packed[to]) for name, to in names.items()}
+            outputs["hit_tokens"] = int(self._packed["tokens"])
+        self.session.set_outputs(outputs)
         self.capacity = num_queries
         self.first_query, self.num_queries = 0, 0
+        self._logprobs: npt.NDArray[Any] = self.answers["scores"]
 
     def start(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], first_query: int) -> None:
-        """Enqueue the search of these grids, [queries, steps, slots]."""
-        count, size = len(tokens), tokens.size
-        np.copyto(self.tokens[:size], tokens.reshape(-1))
-        np.copyto(self.logprobs[:size], logprobs.reshape(-1))
+        """Enqueue the search of these grids, [queries, steps, slots]; both must stay as they are until ``finish``."""
+        count = len(tokens)
         self.first_query, self.num_queries = first_query, count
-        addresses = self._tokens_mapped, self._logprobs_mapped
-        if tokens.nbytes + logprobs.nbytes > _MAPPED_BYTES:
-            addresses = self._upload(size)
+        self._logprobs = logprobs
+        if _pinned_ranges and _is_pinned(tokens) and _is_pinned(logprobs):
+            addresses = self._upload(tokens, logprobs)
+        else:
+            addresses = self._stage(tokens, logprobs)
         self.session.launch(*addresses, count, self.stream)
-        self.session.pack(self._packed, count, self.stream)
+        if not self._is_single:
+            self.session.pack(self._packed, count, self.stream)
         self.done.record(self.stream)
 
-    def _upload(self, size: int) -> tuple[int, int]:
+    def _stage(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> tuple[int, int]:
+        if self._staging is None:
+            self._staging = *_pinned(self._size, self._dtypes[0]), *_pinned(self._size, self._dtypes[1])
+        pinned_tokens, tokens_mapped, pinned_logprobs, logprobs_mapped = self._staging
+        pinned_tokens[: tokens.size] = tokens.reshape(-1)
+        pinned_logprobs[: logprobs.size] = logprobs.reshape(-1)
+        if tokens.nbytes + logprobs.nbytes <= _MAPPED_BYTES:
+            return tokens_mapped, logprobs_mapped
+        return self._upload(pinned_tokens[: tokens.size], pinned_logprobs[: logprobs.size])
+
+    def _upload(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> tuple[int, int]:
         cuda = self._cuda
         if self._on_device is None:
             try:
-                self._on_device = cuda.mem_alloc(self.tokens.nbytes), cuda.mem_alloc(self.logprobs.nbytes)
+                sizes = (max(self._size * np.dtype(dtype).itemsize, 16) for dtype in self._dtypes)
+                self._on_device = cuda.mem_alloc(next(sizes)), cuda.mem_alloc(next(sizes))
             except cuda.MemoryError:
                 raise EngineUnavailable(
                     "the GPU has no memory left for a batch", hint="a smaller batch"
                 ) from None
-        tokens, logprobs = self._on_device
-        cuda.memcpy_htod_async(tokens, self.tokens[:size], self.stream)
-        cuda.memcpy_htod_async(logprobs, self.logprobs[:size], self.stream)
-        return int(tokens), int(logprobs)
+        to_tokens, to_logprobs = self._on_device
+        cuda.memcpy_htod_async(to_tokens, tokens, self.stream)
+        cuda.memcpy_htod_async(to_logprobs, logprobs, self.stream)
+        return int(to_tokens), int(to_logprobs)
 
-    def finish(self, num_steps: int, num_slots: int) -> SearchResults:
-        """Wait for the chunk under way; its answer. InputError for the first bad log-prob."""
+    def finish(self, num_steps: int, num_slots: int) -> int:
+        """Wait for the chunk under way; the number of its queries. InputError for the first bad log-prob."""
         self.done.synchronize()
-        count = self.num_queries
-        self.num_queries = 0
+        count, self.num_queries = self.num_queries, 0
         bad_slots = self.counts[2 * self.capacity : 2 * self.capacity + count]
-        bad = np.flatnonzero(bad_slots != NO_SLOT)
-        if len(bad):
-            query, slot = int(bad[0]), int(bad_slots[bad[0]])
-            value = float(self.logprobs[query * num_steps * num_slots + slot])
+        if int(bad_slots.min()) != NO_SLOT:
+            query = int(np.argmax(bad_slots != NO_SLOT))
+            slot = int(bad_slots[query])
+            value = float(self._logprobs.reshape(-1)[query * num_steps * num_slots + slot])
             shape = (self.first_query + count, num_steps, num_slots)
             flat = (self.first_query + query) * num_steps * num_slots + slot
             raise InputError(bad_logprob_message(flat, shape, value))
-        answers = self.answers
-        num_hits = int(answers["hit_offsets"][count])
-        num_tokens = int(answers["token_offsets"][num_hits])
-        lengths = (count + 1, num_hits, num_hits, num_hits, num_hits + 1, num_tokens)
-        return SearchResults(*(array[:n].copy() for array, n in zip(answers.values(), lengths, strict=True)))
+        if self._is_single:
+            hits = int(self.counts[0])
+            self.answers["hit_offsets"][1] = hits
+            self.answers["token_offsets"][1 : hits + 1] = self._token_ends[:hits]
+        return count
 
 
 class HostPipeline:
@@ -124,8 +201,9 @@ class HostPipeline:
         grid_bytes = self._num_steps * self._num_slots * (tokens.itemsize + logprobs.itemsize)
         answer_bytes = plan.result_limit * (20 + 4 * depth)
         most = max(min(_CHUNK_QUERIES, _CHUNK_BYTES // max(grid_bytes, answer_bytes)), 1)
-        # A batch that fills both lanes is cut in two at least.
-        self.chunk = most if num_queries > most else max(num_queries, 1)
+        # A large batch is cut in pieces, so that the copies of one overlap with the search of another.
+        self.chunk = max(min(most, -(-num_queries // 4) if num_queries >= 1024 else num_queries), 1)
+        self._result_limit, self._depth = plan.result_limit, depth
         self._make = lambda: _Lane(
             trie, self.chunk, self._num_steps, self._num_slots, plan,
             GridType(tokens.itemsize, logprobs.itemsize), tokens.dtype, logprobs.dtype,
@@ -141,43 +219,24 @@ class HostPipeline:
         num_queries = len(tokens)
         if num_queries > self.chunk and len(self._lanes) == 1:
             self._lanes.append(self._make())
-        parts: list[SearchResults] = []
+        answers = _Answers(num_queries, self._result_limit, self._depth)
         pending: list[_Lane] = []
+
+        def collect() -> None:
+            lane = pending.pop(0)
+            answers.take(lane.first_query, lane.finish(self._num_steps, self._num_slots), lane)
+
         try:
             for at, first in enumerate(range(0, num_queries, self.chunk)):
-                lane = self._lanes[at % len(self._lanes)]
-                if lane in pending:
-                    pending.remove(lane)
-                    parts.append(lane.finish(self._num_steps, self._num_slots))
+                if len(pending) == len(self._lanes):
+                    collect()
                 last = min(first + self.chunk, num_queries)
-                lane.start(tokens[first:last], logprobs[first:last], first)
+                lane = self._lanes[at % len(self._lanes)]
                 pending.append(lane)
-            for lane in list(pending):
-                pending.remove(lane)
-                parts.append(lane.finish(self._num_steps, self._num_slots))
+                lane.start(tokens[first:last], logprobs[first:last], first)
+            while pending:
+                collect()
         finally:
             for lane in pending:  # an error or Ctrl-C: leave nothing running that writes to these buffers
                 lane.stream.synchronize()
-        return join(parts)
-
-
-def join(parts: list[SearchResults]) -> SearchResults:
-    """The answers of consecutive batches as one."""
-    if len(parts) == 1:
-        return parts[0]
-    offsets = {"hit_offsets": [np.zeros(1, np.int64)], "token_offsets": [np.zeros(1, np.int64)]}
-    for name, pieces in offsets.items():
-        base = 0
-        for part in parts:
-            ends = getattr(part, name)
-            pieces.append(ends[1:] + base)
-            base += int(ends[-1])
-    flat = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in ("key_ids", "scores", "normalised_scores", "tokens")
-    }
-    joined = {name: np.concatenate(pieces) for name, pieces in offsets.items()}
-    return SearchResults(
-        joined["hit_offsets"], flat["key_ids"], flat["scores"], flat["normalised_scores"], joined["token_offsets"],
-        flat["tokens"],
-    )  # fmt: skip
+        return answers.result()

@@ -49,8 +49,9 @@ class SearchSession:
             shared_bytes=device.shared_memory_bytes, kernel=kernel,
         )  # fmt: skip
         self._module = module or load_kernels("search", device)
-        self._launches: dict[int, tuple[Launch, Any]] = {}
-        self._functions: dict[str, Any] = {}
+        self._launches: dict[int, Launch] = {}
+        self._ready_for: tuple[int, int, int] | None = None
+        self._ready: Any = None
         self._memory: list[Any] = []
         launch = self._plan_for(max(num_queries, 1))
         self.result_capacity = launch.result_capacity
@@ -121,27 +122,46 @@ class SearchSession:
         """Lets the kernel write some arrays of its answer elsewhere, say into mapped host memory."""
         for name, address in addresses.items():
             self._batch[name] = address
+        self._ready_for = None
 
     def set_per_query(self, *, beam_widths: int = 0, result_limits: int = 0, step_counts: int = 0) -> None:
         """Device addresses of uint32 [num_queries]; none may exceed what the session was made for. 0: the plan's."""
         self._batch["beam_widths"], self._batch["result_limits"] = beam_widths, result_limits
         self._batch["step_counts"] = step_counts
+        self._ready_for = None
 
     def set_phases(self, address: int) -> None:
-        """Where an instrumented build adds its cycles, int64 [7]."""
+        """Where an instrumented build adds its cycles, int64 [8]."""
         self._batch["phases"] = address
+        self._ready_for = None
 
     def launch(self, tokens: int, logprobs: int, num_queries: int, stream: Any = None) -> None:
-        """Enqueue the search of the first ``num_queries`` grids at these device addresses."""
+        """Enqueue the search of the first ``num_queries`` grids at these device addresses, on a stream of PyCUDA's."""
         if num_queries == 0:
             return
-        launch, function = self._launch_for(num_queries)
+        key = (tokens, logprobs, num_queries)
+        if key != self._ready_for:  # the same buffers again, as in a service, cost one call
+            launch, record = self.prepare(tokens, logprobs, num_queries)
+            function = self._function(launch)
+            self._ready = (
+                function.prepared_async_call, (launch.num_groups * launch.blocks_per_group, 1),
+                (launch.num_threads, 1, 1), record, launch.shared_bytes,
+            )  # fmt: skip
+            self._ready_for = key
+        call, blocks, threads, record, shared_bytes = self._ready
+        call(blocks, threads, stream, record, shared_size=shared_bytes)
+
+    def prepare(self, tokens: int, logprobs: int, num_queries: int) -> tuple[Launch, bytes]:
+        """What ``launch`` would launch: the kernel with its sizes, and its one parameter."""
+        launch = self._launches.get(num_queries)
+        if launch is None:
+            launch = self._launches[num_queries] = self._plan_for(num_queries)
         batch = self._batch
+        launch.fill(batch)
+        batch["history"] = self._history if launch.history_words else 0
+        batch["workspace"] = self._workspace
         batch["tokens"], batch["logprobs"], batch["num_queries"] = tokens, logprobs, num_queries
-        function.prepared_async_call(
-            (launch.num_groups * launch.blocks_per_group, 1), (launch.num_threads, 1, 1), stream, batch.tobytes(),
-            shared_size=launch.shared_bytes,
-        )  # fmt: skip
+        return launch, batch.tobytes()
 
     def pack(self, packed: npt.NDArray[Any], num_queries: int, stream: Any = None) -> None:
         """Enqueue the packing of the last launch's answers into flat arrays; ``packed``: a PACKED record."""
@@ -150,28 +170,10 @@ class SearchSession:
             (num_queries, 1), (128, 1, 1), stream, self._batch.tobytes(), packed.tobytes(), shared_size=16
         )
 
-    def _launch_for(self, num_queries: int) -> tuple[Launch, Any]:
-        known = self._launches.get(num_queries)
-        if known is None:
-            launch = self._plan_for(num_queries)
-            known = self._launches[num_queries] = launch, self._function(launch)
-        launch = known[0]
-        launch.fill(self._batch)
-        self._batch["history"] = self._history if launch.history_words else 0
-        self._batch["workspace"] = self._workspace
-        return known
-
     def _function(self, launch: Launch) -> Any:
         import pycuda.driver as cuda
 
-        function = self._functions.get(launch.kernel)
-        if function is None:
-            function = self._functions[launch.kernel] = self._module.get_function(launch.kernel)
-            function.prepare([BATCH])
-        most = (
-            max(launch.shared_bytes, *(known[0].shared_bytes for known in self._launches.values()), 0)
-            if (self._launches)
-            else launch.shared_bytes
-        )
-        function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, most)
+        function = self._module.get_function(launch.kernel)
+        function.prepare([BATCH])
+        function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared_bytes)
         return function

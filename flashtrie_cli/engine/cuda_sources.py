@@ -21,7 +21,7 @@ COMPILE_OPTIONS = ("-std=c++17", "-O3", "--fmad=false")
 """No contraction into fused multiply-adds: scores must round alike in every engine."""
 
 PACKAGED_ARCHS = (75, 80, 86, 89, 90, 100, 120)
-"""Compute capabilities in a packaged fatbin, as far as the nvcc at hand knows them; PTX of the newest for later ones."""
+"""Compute capabilities in a packaged fatbin, as far as nvcc knows them; PTX of the newest for later ones."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _INSTALL_NVCC = "install the CUDA toolkit, or `pip install 'cuda-toolkit[nvcc,cccl,cudart,crt,nvvm]'`"

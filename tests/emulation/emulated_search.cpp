@@ -32,7 +32,7 @@ void emulate_root_table(const TrieView* trie, uint32_t root_last, int shift, uin
 
 uint64_t search_batch_size() { return sizeof(SearchBatch); }
 void search_sizes(const SearchBatch* batch, uint32_t num_blocks, uint64_t* fixed, uint64_t* large) {
-  *fixed = num_blocks == 1 ? SharedPlaces<1>::large(*batch) : SharedPlaces<8>::large(*batch);
-  *large = SharedPlaces<1>::large_bytes(*batch);
+  *fixed = num_blocks == 1 ? SharedPlaces<1>::kTables : SharedPlaces<8>::kTables;
+  *large = SharedPlaces<1>::table_bytes(*batch) + SharedPlaces<1>::large_bytes(*batch);
 }
 }

@@ -21,7 +21,16 @@ def build(folder: Path, *options: str) -> ctypes.CDLL:
     """Compile the kernels for the emulated machine."""
     target = folder / "emulated_search.so"
     source = HERE / "emulated_search.cpp"
-    command = ["g++", "-std=c++20", "-O2", "-g", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas"]
+    command = [
+        "g++",
+        "-std=c++20",
+        "-O2",
+        "-g",
+        "-ffp-contract=off",
+        "-Wall",
+        "-Wextra",
+        "-Wno-unknown-pragmas",
+    ]
     command += [*options, "-fPIC", "-shared", f"-I{HERE}", f"-I{HERE.parent.parent / 'cuda'}"]
     subprocess.run([*command, "-o", str(target), str(source)], check=True)
     library = ctypes.CDLL(str(target))
@@ -33,28 +42,47 @@ def _address(array: np.ndarray[Any, Any] | None) -> int:
     return 0 if array is None or array.size == 0 else array.ctypes.data
 
 
+def large_of(batch: Any) -> int:
+    """Bytes of tables, frontier and pools."""
+    entries = int(batch["candidate_places"]) + int(batch["result_places"])
+    return (24 << int(batch["log2_table"])) + 16 * int(batch["beam_capacity"]) + 20 * entries + 64
+
+
 class EmulatedEngine:
     """Answers like the cuda engine; ``kernel`` and the sizes may be forced to reach rare paths."""
 
-    def __init__(self, library: ctypes.CDLL, trie: Any, *, kernel: str | None = None, shared_bytes: int = 227 << 10):
+    def __init__(
+        self, library: ctypes.CDLL, trie: Any, *, kernel: str | None = None, shared_bytes: int = 227 << 10
+    ):
         self.library, self.kernel, self.shared_bytes = library, kernel, shared_bytes
         self.trie = trie
         self.places: tuple[int, int] | None = None
         self.scan_limit = 1 << 14
         self.uses_root_table = True
-        labels = np.zeros((len(trie.label_low) + 15) // 8 * 8 + 8, np.uint16)  # aligned and padded like an upload
+        labels = np.zeros(
+            (len(trie.label_low) + 15) // 8 * 8 + 8, np.uint16
+        )  # aligned and padded like an upload
         offset = (-labels.ctypes.data // 2) % 8
         self._labels = labels[offset : offset + len(trie.label_low)]
         self._labels[:] = trie.label_low
         lines = np.zeros(len(trie.lines) + 32, np.uint8)
         self._lines = lines[(-lines.ctypes.data) % 32 :][: len(trie.lines)]
         self._lines[:] = trie.lines
-        self._keep = (np.asarray(trie.louds), np.asarray(trie.wide), np.asarray(trie.high_flags), np.asarray(trie.label_high))
+        self._keep = (
+            np.asarray(trie.louds),
+            np.asarray(trie.wide),
+            np.asarray(trie.high_flags),
+            np.asarray(trie.label_high),
+        )
         view = np.zeros((), TRIE)
         for name, array in zip(("louds", "wide", "high_flags", "high_bits"), self._keep, strict=True):
             view[name] = _address(array)
         view["label_low"], view["lines"] = _address(self._labels), _address(self._lines)
-        view["num_nodes"], view["num_keys"], view["high_width"] = trie.num_nodes, trie.num_keys, trie.high_width
+        view["num_nodes"], view["num_keys"], view["high_width"] = (
+            trie.num_nodes,
+            trie.num_keys,
+            trie.high_width,
+        )
         self.view = view
         self.root_last = cuda_layout.root_end(np.asarray(trie.louds))
 
@@ -65,21 +93,35 @@ class EmulatedEngine:
         table = np.zeros(places + 1, np.uint32)
         view = self.view
         self.library.emulate_root_table(
-            ctypes.c_void_p(view.ctypes.data), ctypes.c_uint32(self.root_last), ctypes.c_int(shift),
-            ctypes.c_uint32(places), ctypes.c_void_p(table.ctypes.data),
+            ctypes.c_void_p(view.ctypes.data),
+            ctypes.c_uint32(self.root_last),
+            ctypes.c_int(shift),
+            ctypes.c_uint32(places),
+            ctypes.c_void_p(table.ctypes.data),
         )
         batch["root_table"], batch["root_shift"], batch["root_places"] = table.ctypes.data, shift, places
         return table
 
     def search(
-        self, tokens: Any, logprobs: Any, plan: SearchPlan, *, num_blocks: int | None = None, seed: int = 0,
-        beam_widths: Any = None, step_counts: Any = None,
+        self,
+        tokens: Any,
+        logprobs: Any,
+        plan: SearchPlan,
+        *,
+        num_blocks: int | None = None,
+        seed: int = 0,
+        beam_widths: Any = None,
+        step_counts: Any = None,
     ) -> SearchResults:
         num_queries, num_steps, num_slots = tokens.shape
         depth = min(num_steps, self.trie.depth)
         launch = plan_launch(
-            Shape(plan.beam_width, plan.result_limit, num_slots, depth), max(num_queries, 1), arch=90,
-            num_multiprocessors=2, shared_bytes=self.shared_bytes, kernel=self.kernel or "search_block",
+            Shape(plan.beam_width, plan.result_limit, num_slots, depth),
+            max(num_queries, 1),
+            arch=90,
+            num_multiprocessors=2,
+            shared_bytes=self.shared_bytes,
+            kernel=self.kernel or "search_block",
         )
         batch = np.zeros((), BATCH)
         launch.fill(batch)
@@ -88,21 +130,35 @@ class EmulatedEngine:
         batch["trie"] = self.view
         factors = plan.length_factors(num_steps)
         search = batch["search"]
-        search["token_threshold"], search["sequence_threshold"] = plan.token_threshold, plan.sequence_threshold
-        search["beam_width"], search["num_results"], search["padding"] = plan.beam_width, plan.result_limit, plan.padding
+        search["token_threshold"], search["sequence_threshold"] = (
+            plan.token_threshold,
+            plan.sequence_threshold,
+        )
+        search["beam_width"], search["num_results"], search["padding"] = (
+            plan.beam_width,
+            plan.result_limit,
+            plan.padding,
+        )
         search["eos"] = cuda_layout.NO_TOKEN if plan.eos is None else plan.eos
         search["length_factors"] = factors.ctypes.data
         table = self._root_table(batch)
         batch["root_last"], batch["scan_limit"] = self.root_last, self.scan_limit
-        batch["num_queries"], batch["num_steps"], batch["num_slots"], batch["max_depth"] = *tokens.shape, depth
+        batch["num_queries"], batch["num_steps"], batch["num_slots"], batch["max_depth"] = (
+            *tokens.shape,
+            depth,
+        )
         batch["token_bytes"], batch["logprob_bytes"] = tokens.dtype.itemsize, logprobs.dtype.itemsize
         groups = (num_blocks or launch.blocks_per_group) // launch.blocks_per_group
         hits = num_queries * launch.result_capacity
+        batch["workspace_bytes"] = large_of(batch) if launch.workspace_bytes else 0
         arrays: dict[str, Any] = {
             "counters": np.zeros(2, np.uint32),
             "history": np.zeros(launch.history_words * groups, np.uint32),
-            "workspace": np.zeros(max(launch.workspace_bytes, 16 * launch.beam_capacity + 20 * sum(self.places or (0, 0))) * groups if launch.workspace_bytes else 0, np.uint8),
-            **{name: np.full(num_queries, 0xABABABAB, np.uint32) for name in ("num_hits", "num_tokens", "bad_slots")},
+            "workspace": np.zeros((large_of(batch) if launch.workspace_bytes else 0) * groups, np.uint8),
+            **{
+                name: np.full(num_queries, 0xABABABAB, np.uint32)
+                for name in ("num_hits", "num_tokens", "bad_slots")
+            },
             **{name: np.zeros(hits, np.uint32) for name in ("key_ids", "token_ends")},
             **{name: np.zeros(hits, np.float32) for name in ("scores", "normalised_scores")},
             "hit_tokens": np.zeros(hits * depth, np.uint32),
@@ -120,7 +176,12 @@ class EmulatedEngine:
         if not self.places:
             assert needed == launch.shared_bytes, (needed, launch)
         code = self.library.emulate_search(
-            pointer, launch.kernel.encode(), groups * launch.blocks_per_group, launch.num_threads, ctypes.c_size_t(needed), seed
+            pointer,
+            launch.kernel.encode(),
+            groups * launch.blocks_per_group,
+            launch.num_threads,
+            ctypes.c_size_t(needed),
+            seed,
         )
         assert code == 0, f"emulation ended with {code}"
         assert not arrays["counters"].any()
@@ -138,6 +199,8 @@ class EmulatedEngine:
         packed = np.zeros((), PACKED)
         for name, array in zip(PACKED.names or (), out, strict=True):
             packed[name] = array.ctypes.data
-        code = self.library.emulate_pack(ctypes.c_void_p(batch.ctypes.data), ctypes.c_void_p(packed.ctypes.data), 64, seed)
+        code = self.library.emulate_pack(
+            ctypes.c_void_p(batch.ctypes.data), ctypes.c_void_p(packed.ctypes.data), 64, seed
+        )
         assert code == 0
         return SearchResults(*out)

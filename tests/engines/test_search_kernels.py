@@ -1,0 +1,159 @@
+"""The search kernels' own source, run on the emulated machine of tests/emulation: the same bytes as the cpu engine."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import Key, engines
+from strategies import grids, key_lists, plans
+from test_search import arrays
+
+from flashtrie_cli import Index, SearchPlan
+from flashtrie_cli.engine import cuda_layout
+from flashtrie_cli.engine.cuda_layout import Shape, plan_launch
+from flashtrie_cli.errors import UsageError
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "emulation"))
+from emulator import EmulatedEngine, build
+
+KERNELS = {"search_block": 1, "search_alone": 1, "search_spill": 1, "search_cluster4": 4}
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to compile the kernels with")
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return build(tmp_path_factory.mktemp("emulation"))
+
+
+def emulated(library: ctypes.CDLL, index: Index, kernel: str) -> EmulatedEngine:
+    return EmulatedEngine(library, index.engine.trie, kernel=kernel)  # type: ignore[attr-defined]
+
+
+def test_the_parameter_is_the_kernels(library: ctypes.CDLL) -> None:
+    assert library.search_batch_size() == cuda_layout.BATCH.itemsize
+
+
+@given(key_lists(), st.data(), st.sampled_from(sorted(KERNELS)), st.integers(0, 1 << 30))
+@settings(max_examples=40)
+def test_the_same_bytes_as_cpu(
+    library: ctypes.CDLL, keys: list[Key], data: st.DataObject, kernel: str, seed: int
+) -> None:
+    cpu, _ = engines(keys)
+    tokens, logprobs = arrays([data.draw(grids(keys))])
+    if 0 in tokens.shape:
+        return
+    plan = data.draw(plans(keys))
+    engine = emulated(library, cpu, kernel)
+    engine.uses_root_table = data.draw(st.booleans()) and max([0, *(t for key in keys for t in key)]) < 2048
+    engine.scan_limit = data.draw(st.sampled_from((1, 1 << 14)))
+    found = engine.search(tokens, logprobs, plan, num_blocks=KERNELS[kernel], seed=seed)
+    assert found.identical(cpu.search(tokens, logprobs, plan))
+
+
+def many_keys(count: int, vocabulary: int, seed: int) -> list[Key]:
+    rng = np.random.default_rng(seed)
+    return [tuple(int(t) for t in rng.integers(0, vocabulary, rng.integers(1, 4))) for _ in range(count)]
+
+
+def random_grids(
+    shape: tuple[int, int, int], vocabulary: int, seed: int, scores: int
+) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, vocabulary, shape).astype(np.uint32)
+    return tokens, -rng.integers(1, scores, shape).astype(np.float32) / 4
+
+
+@pytest.mark.parametrize("kernel", ["search_alone", "search_spill", "search_cluster4"])
+@pytest.mark.parametrize("scores", [2, 1000])
+def test_pools_that_fill_up_and_scores_that_are_all_alike(
+    library: ctypes.CDLL, kernel: str, scores: int
+) -> None:
+    """More candidates and results than the pools hold, and with one score for all: nothing but node ids decides."""
+    keys = many_keys(8000, 90, 1)
+    cpu, _ = engines(keys)
+    tokens, logprobs = random_grids((1, 3, 90), 90, 2, scores)
+    plan = SearchPlan(beam_width=60, num_results=300)
+    engine = emulated(library, cpu, kernel)
+    engine.places = (1584, 1584)
+    found = engine.search(tokens, logprobs, plan, num_blocks=KERNELS[kernel])
+    assert found.num_hits == 300
+    assert found.identical(cpu.search(tokens, logprobs, plan))
+
+
+def test_several_queries_a_block_with_widths_and_steps_of_their_own(library: ctypes.CDLL) -> None:
+    keys = many_keys(500, 12, 3)
+    cpu, _ = engines(keys)
+    tokens, logprobs = random_grids((6, 4, 12), 12, 4, 1000)
+    plan = SearchPlan(beam_width=7, num_results=20)
+    widths, steps = np.array([1, 7, 2, 7, 3, 5], np.uint32), np.array([4, 3, 2, 1, 0, 4], np.uint32)
+    found = emulated(library, cpu, "search_block").search(
+        tokens, logprobs, plan, num_blocks=2, beam_widths=widths, step_counts=steps
+    )
+    for query in range(6):
+        own = SearchPlan(beam_width=int(widths[query]), num_results=20)
+        one = slice(query, query + 1)
+        expected = cpu.search(tokens[one, : steps[query]], logprobs[one, : steps[query]], own)
+        assert found.hits(query) == expected.hits(0)
+
+
+@pytest.mark.parametrize("token_dtype", [np.uint16, np.int32, np.int64])
+def test_grids_of_other_types(library: ctypes.CDLL, token_dtype: type) -> None:
+    keys = many_keys(300, 20, 5)
+    cpu, _ = engines(keys)
+    tokens, logprobs = random_grids((2, 3, 10), 20, 6, 50)
+    engine, plan = emulated(library, cpu, "search_block"), SearchPlan(beam_width=10)
+    found = engine.search(tokens.astype(token_dtype), logprobs.astype(np.float16), plan)
+    assert found.identical(cpu.search(tokens, logprobs, plan))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_the_first_bad_logprob_is_told_even_behind_the_last_step_searched(
+    library: ctypes.CDLL, value: float
+) -> None:
+    cpu, _ = engines([(1,), (2, 3)])
+    tokens, logprobs = random_grids((2, 6, 4), 8, 7, 50)
+    logprobs[1, 5, 2] = value
+    engine = emulated(library, cpu, "search_block")
+    engine.search(tokens, logprobs, SearchPlan(beam_width=2))
+    assert engine.bad_slots.tolist() == [cuda_layout.NO_SLOT, 5 * 4 + 2]
+
+
+@given(
+    st.integers(1, 4096), st.integers(1, 4096), st.integers(1, 4096), st.integers(0, 40), st.integers(1, 5000),
+    st.sampled_from([(75, 64 << 10), (80, 163 << 10), (90, 227 << 10), (120, 99 << 10)]),
+)  # fmt: skip
+def test_every_launch_fits_its_multiprocessor(
+    beam_width: int, num_results: int, slots: int, depth: int, queries: int, device: tuple[int, int]
+) -> None:
+    arch, shared = device
+    shape = Shape(beam_width, num_results, slots, depth)
+    launch = plan_launch(shape, queries, arch=arch, num_multiprocessors=80, shared_bytes=shared)
+    assert launch.shared_bytes <= shared
+    most = max(launch.beam_capacity, launch.result_capacity)
+    assert launch.candidate_places >= most + 2 * 640
+    assert launch.result_places >= launch.result_capacity + 2 * 640
+    assert launch.candidate_places % 4 == launch.result_places % 4 == launch.beam_capacity % 4 == 0
+    assert arch >= 90 or launch.blocks_per_group == 1
+
+
+@pytest.mark.parametrize("shape", [Shape(4097, 1, 1, 1), Shape(1, 4097, 1, 1), Shape(1, 1, 4097, 1)])
+def test_what_is_too_large_names_the_cpu_engine(shape: Shape) -> None:
+    with pytest.raises(UsageError, match="--engine cpu"):
+        plan_launch(shape, 1, arch=90, num_multiprocessors=132, shared_bytes=227 << 10)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+@pytest.mark.parametrize("arch", [75, 90, 120])
+def test_the_kernels_compile(arch: int, tmp_path: Path) -> None:
+    root = Path(cuda_layout.__file__).resolve().parents[2] / "cuda"
+    command = ["nvcc", "-std=c++17", "--fmad=false", f"-arch=sm_{arch}", "-cubin", "-I", str(root)]
+    subprocess.run([*command, "-o", str(tmp_path / "k"), str(root / "kernels" / "search.cu")], check=True)
