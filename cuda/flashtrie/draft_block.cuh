@@ -186,6 +186,7 @@ __device__ __forceinline__ int grow(const DraftLists& lists, const DraftNodes& n
 #pragma unroll
     for (int slot = 1; slot < kSlots; ++slot) best = min(best, offered[slot]);
     best = warp_min(best);
+    __syncwarp();  // all lanes have read what this overwrites
     if (lane < 2) nodes.offers[owner] = {cost + next, offer + next_below, below << 16 | child, cost};
     uint32_t parent = ~0u;
 #pragma unroll

@@ -6,6 +6,7 @@ Device arrays are torch tensors or anything with ``__cuda_array_interface__``.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 from dataclasses import dataclass
 from typing import Any
@@ -430,6 +431,8 @@ def _device_trie(trie: Any, ordinal: int) -> Any:
         raise UsageError("the cuda engine needs the trie of an opened index")
     key = (id(native), ordinal)
     if key not in _uploaded:
+        if not _uploaded:
+            atexit.register(_uploaded.clear)  # before the context goes
         _uploaded.clear()  # one at a time: an index that is used often is opened with the cuda engine
         _uploaded[key] = (native, DeviceTrie(native, cuda_loader.open_device(ordinal)))
     return _uploaded[key][1]
