@@ -1,0 +1,221 @@
+"""The figures of docs/benchmarks/gpu_search.md: beam search on a GPU, checked against the cpu engine, then timed.
+
+usage: gpu_search.py LOAD.npz [--large NODES] [--json OUT]   (from the checkout, with PyCUDA; --large needs CuPy)
+
+LOAD.npz holds keys (`keys_flat` uint32, `keys_off`) and grids (`tok` uint32, `lp` float32 [queries, steps, slots]).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flashtrie_cli import BuildOptions, Index, SearchPlan, build_index
+from flashtrie_cli.engine import cuda_sources
+from flashtrie_cli.engine.cuda import CudaEngine
+from flashtrie_cli.engine.cuda_session import SearchSession
+from flashtrie_cli.keys.batch import KeyBatch
+
+WIDTHS = (100, 300, 600, 1000)
+PHASES = ("begin", "expand", "row", "wait", "prune", "cut", "survive", "finish")
+started = time.time()
+results: dict[str, Any] = {}
+
+
+def say(name: str, value: Any) -> None:
+    results[name] = value
+    print(f"[{time.time() - started:6.1f}] {name}: {value}", flush=True)
+
+
+def spread(samples: list[float]) -> dict[str, float]:
+    names = ("mean", "p50", "p95", "p99")
+    values = (np.mean(samples), *np.percentile(samples, [50, 95, 99]))
+    return {name: round(float(value), 1) for name, value in zip(names, values, strict=True)}
+
+
+def cut(
+    grids: tuple[np.ndarray, np.ndarray], slots: int, queries: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    tokens, logprobs = grids
+    return tuple(np.ascontiguousarray(grid[:queries, :, :slots]) for grid in (tokens, logprobs))  # type: ignore[return-value]
+
+
+def kernel_times(
+    engine: CudaEngine,
+    grids: tuple[np.ndarray, np.ndarray],
+    width: int,
+    kernel: str | None = None,
+    module: Any = None,
+) -> Any:
+    """Microseconds of each query searched alone, by events around its launch; with ``module``, cycles by phase."""
+    import pycuda.driver as cuda
+
+    tokens, logprobs = cut(grids, width)
+    queries, steps, slots = tokens.shape
+    session = SearchSession(
+        engine.device_trie, 1, steps, slots, SearchPlan(beam_width=width), kernel=kernel, module=module
+    )
+    to_tokens, to_logprobs = cuda.to_device(tokens), cuda.to_device(logprobs)
+    phases = cuda.to_device(np.zeros(len(PHASES), np.int64))
+    if module:
+        session.set_phases(int(phases))
+    events = [(cuda.Event(), cuda.Event()) for _ in range(queries)]
+    samples: list[float] = []
+    rounds = 4
+    for turn in range(rounds):
+        for query, (begin, end) in enumerate(events):
+            offset = query * steps * slots * 4
+            begin.record()
+            session.launch(int(to_tokens) + offset, int(to_logprobs) + offset, 1)
+            end.record()
+        engine.device.context.synchronize()
+        if turn > 0:
+            samples += [end.time_since(begin) * 1e3 for begin, end in events]
+    if module:
+        cycles = np.zeros(len(PHASES), np.int64)
+        cuda.memcpy_dtoh(cycles, phases)
+        return {name: int(c) for name, c in zip(PHASES, cycles // (rounds * queries), strict=True)}
+    return spread(samples)
+
+
+def kernel_rate(engine: CudaEngine, grids: tuple[np.ndarray, np.ndarray], width: int, batch: int) -> int:
+    """Queries a second of the kernel alone, grids on the device, others at every launch where there are enough."""
+    import pycuda.driver as cuda
+
+    tokens, logprobs = cut(grids, width)
+    times = -(-max(batch, 1024) // len(tokens))
+    tokens, logprobs = np.tile(tokens, (times, 1, 1)), np.tile(logprobs, (times, 1, 1))
+    session = SearchSession(engine.device_trie, batch, *tokens.shape[1:], SearchPlan(beam_width=width))
+    to_tokens, to_logprobs = cuda.to_device(tokens), cuda.to_device(logprobs)
+    size = tokens[0].nbytes
+    best = 0.0
+    for _ in range(4):
+        begin, end = cuda.Event(), cuda.Event()
+        launches = max(min(len(tokens) // batch, 64), 1)
+        begin.record()
+        for at in range(launches):
+            offset = at * batch * size
+            session.launch(int(to_tokens) + offset, int(to_logprobs) + offset, batch)
+        end.record()
+        end.synchronize()
+        best = max(best, launches * batch / end.time_since(begin) * 1e3)
+    return int(best)
+
+
+def host_times(engine: CudaEngine, grids: tuple[np.ndarray, np.ndarray], width: int) -> dict[str, float]:
+    """Microseconds from grids in host memory to results in host memory, one query at a time."""
+    tokens, logprobs = cut(grids, width)
+    plan = SearchPlan(beam_width=width)
+    samples: list[float] = []
+    for turn in range(4):
+        for query in range(len(tokens)):
+            begin = time.perf_counter()
+            engine.search(tokens[query : query + 1], logprobs[query : query + 1], plan)
+            if turn > 0:
+                samples.append((time.perf_counter() - begin) * 1e6)
+    return spread(samples)
+
+
+def host_rate(engine: CudaEngine, grids: tuple[np.ndarray, np.ndarray], width: int, queries: int) -> int:
+    """Queries a second from pinned host memory to results in host memory."""
+    tokens, logprobs = cut(grids, width)
+    pinned = engine.pinned_grids(queries, *tokens.shape[1:])
+    for at in range(0, queries, len(tokens)):
+        count = min(len(tokens), queries - at)
+        pinned[0][at : at + count], pinned[1][at : at + count] = tokens[:count], logprobs[:count]
+    plan = SearchPlan(beam_width=width)
+    best = 0.0
+    for _ in range(4):
+        begin = time.perf_counter()
+        engine.search(*pinned, plan)
+        best = max(best, queries / (time.perf_counter() - begin))
+    return int(best)
+
+
+def open_load(path: str, folder: Path) -> tuple[CudaEngine, Index, tuple[np.ndarray, np.ndarray]]:
+    data = np.load(path)
+    index_path = str(folder / "load.ft")
+    if not os.path.exists(index_path):
+        batch = KeyBatch(data["keys_flat"], data["keys_off"].astype(np.int64), None, None, path)
+        options = BuildOptions(memory=8 << 30, threads=os.cpu_count() or 1, codec="raw", force=True)
+        build_index([batch], index_path, options=options)
+    index = Index.open(index_path, engine="cpu", threads=os.cpu_count() or 1)
+    engine = CudaEngine(index.stored, threads=os.cpu_count() or 1)
+    return engine, index, (data["tok"], data["lp"])
+
+
+def measure(name: str, engine: CudaEngine, index: Index | None, grids: tuple[np.ndarray, np.ndarray]) -> None:
+    import pycuda.driver as cuda
+
+    for width in (100, 1000):
+        if index is not None:
+            tokens, logprobs = cut(grids, width, 64)
+            plan = SearchPlan(beam_width=width)
+            same = engine.search(tokens, logprobs, plan).identical(
+                index.engine.search(tokens, logprobs, plan)
+            )
+            say(f"{name}: same bytes as cpu, {width}", same)
+    for width in WIDTHS:
+        say(f"{name}: kernel us, {width}", kernel_times(engine, grids, width))
+        say(f"{name}: host to host us, {width}", host_times(engine, grids, width))
+    for width in (100, 1000):
+        rates = {batch: kernel_rate(engine, grids, width, batch) for batch in (1, 8, 64, 512, 4096)}
+        say(f"{name}: kernel queries/s by batch, {width}", rates)
+    for width in (300, 600):
+        say(f"{name}: kernel queries/s by batch, {width}", {4096: kernel_rate(engine, grids, width, 4096)})
+    for width in (100, 1000):
+        say(
+            f"{name}: host to host queries/s from pinned memory, {width}",
+            host_rate(engine, grids, width, 8192),
+        )
+    nvcc = cuda_sources.find_nvcc()
+    if nvcc is None:
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        target = Path(scratch) / "phases.cubin"
+        cuda_sources.compile_kernel("search", nvcc, engine.device.arch, target, ("-DFLASHTRIE_PHASES",))
+        module = cuda.module_from_buffer(target.read_bytes())
+    for width in (100, 1000):
+        say(f"{name}: cycles by phase, {width}", kernel_times(engine, grids, width, module=module))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("load")
+    parser.add_argument("--large", type=int, default=0, help="nodes of a synthetic index to measure beside")
+    parser.add_argument("--json", default="")
+    parser.add_argument("--folder", default=tempfile.gettempdir())
+    options = parser.parse_args()
+    engine, index, grids = open_load(options.load, Path(options.folder))
+    say("device", engine.device.name)
+    say("load", {"nodes": index.num_nodes, "keys": index.num_keys, "resident bytes": engine.device_trie.size})
+    measure("load", engine, index, grids)
+    del engine, index
+    if options.large:
+        from large_trie import large_trie
+
+        engine, cpu, grids = large_trie(options.large)
+        say("large", {"nodes": int(cpu.num_nodes), "louds bits": 2 * int(cpu.num_nodes) - 1})
+        for width in (100, 1000):
+            tokens, logprobs = cut(grids, width, 32)
+            plan = SearchPlan(beam_width=width)
+            answer = engine.search(tokens, logprobs, plan)
+            same = answer.identical(super(CudaEngine, engine).search(tokens, logprobs, plan))
+            say(f"large: same bytes as cpu, {width}", [same, answer.num_hits])
+        for width in WIDTHS:
+            say(f"large: kernel us, {width}", kernel_times(engine, grids, width))
+    if options.json:
+        Path(options.json).write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
