@@ -12,8 +12,8 @@ import re
 import shutil
 import subprocess
 import sys
-import warnings
 import tempfile
+import warnings
 from pathlib import Path
 
 from flashtrie_cli.errors import EngineUnavailable
