@@ -59,7 +59,9 @@ class LegalWalk:
     def __init__(self, index: Index):
         stored = index.stored
         count = stored.num_nodes
-        bits = np.unpackbits(np.ascontiguousarray(stored.louds).view(np.uint8), bitorder="little", count=2 * count - 1)
+        bits = np.unpackbits(
+            np.ascontiguousarray(stored.louds).view(np.uint8), bitorder="little", count=2 * count - 1
+        )
         self._ends = np.flatnonzero(bits == 0) - np.arange(count) + 1
         self._index = index
         self._labels = index.engine.trie.label_low  # type: ignore[attr-defined]
@@ -78,15 +80,21 @@ class LegalWalk:
 def measure(index: Index, drafts: Drafts, sizes: Sequence[int], *, top_k: int = 8) -> list[Outcome]:
     """Outcomes of every method and size; queries whose true key is not in the index are left out."""
     walk = LegalWalk(index)
-    kept = [q for q, truth in enumerate(drafts.truths) if index.lookup(np.array(truth, np.uint32))[0] >= 0]
+    kept = [
+        q
+        for q, truth in enumerate(drafts.truths)
+        if len(truth) and index.lookup(np.array(truth, np.uint32))[0] >= 0
+    ]
     sums: dict[tuple[str, int], npt.NDArray[np.float64]] = {}
     for begin in range(0, len(kept), BATCH):
         queries = kept[begin : begin + BATCH]
         logits = _block(drafts, queries)
         roots = np.array([drafts.truths[q][0] for q in queries], np.int32)
         starts = index.engine.find_nodes(roots.astype(np.uint32), np.arange(len(roots) + 1, dtype=np.int64))
-        known = [_Probabilities(walk, logits[row], [int(root)], int(start), drafts) for row, (root, start) in enumerate(
-            zip(roots, starts, strict=True))]
+        known = [
+            _Probabilities(walk, logits[row], [int(root)], int(start), drafts)
+            for row, (root, start) in enumerate(zip(roots, starts, strict=True))
+        ]
         for size in sizes:
             for method in METHODS:
                 trees = _trees(index, method, logits, roots, starts, size, top_k, drafts.end_token)
@@ -99,7 +107,15 @@ def measure(index: Index, drafts: Drafts, sizes: Sequence[int], *, top_k: int = 
         illegal, expected, accepted, nodes = total.tolist()
         count = len(kept)
         outcomes.append(
-            Outcome(method, size, count, illegal / max(nodes, 1), expected / count, accepted / count, nodes / count)
+            Outcome(
+                method,
+                size,
+                count,
+                illegal / max(nodes, 1),
+                expected / count,
+                accepted / count,
+                nodes / count,
+            )
         )
     return outcomes
 
@@ -133,7 +149,9 @@ def _trees(
 class _Probabilities:
     """The masked target's probability of each legal continuation of one query, computed when first asked for."""
 
-    def __init__(self, walk: LegalWalk, rows: npt.NDArray[np.float32], path: list[int], start: int, drafts: Drafts):
+    def __init__(
+        self, walk: LegalWalk, rows: npt.NDArray[np.float32], path: list[int], start: int, drafts: Drafts
+    ):
         self._walk, self._rows, self._drafts, self._root = walk, rows, drafts, path
         self._states: dict[tuple[int, ...], int] = {(): start}
         self._children: dict[tuple[int, ...], dict[int, tuple[float, int]]] = {}

@@ -190,6 +190,8 @@ def all_tables(record: dict[str, Any]) -> list[Table]:
         return [build_table(record)]
     if "masks" in record:
         return [mask_table(record)]
+    if "drafts" in record:
+        return draft_tables(record)
     tables = (workload_table(record), levels_table(record), latency_table(record), quality_table(record))
     return [table for table in tables if table is not None and table.rows]
 
@@ -231,3 +233,28 @@ def _row_text(row: dict[str, Any]) -> list[str]:
 def mask_table(record: dict[str, Any]) -> Table:
     """A row a set, size and system."""
     return Table("token masks", MASK_COLUMNS, mask_table_rows(record["masks"]))
+
+
+def draft_tables(record: dict[str, Any]) -> list[Table]:
+    """Times of draft trees, a row a size and way; then what a trie buys them."""
+    columns = (
+        ("batch", "right"), ("vocabulary", "right"), ("nodes", "right"), ("system", "left"), ("µs p50", "right"),
+        ("min", "right"), ("p90", "right"),
+    )  # fmt: skip
+    rows = [
+        [f"{row['batch_size']}", f"{row['vocab_size']:,}", f"{row['num_nodes']}", row["system"],
+         *(f"{row['us'][name]:,.1f}" for name in ("p50", "min", "p90"))]
+        for row in record["drafts"]
+    ]  # fmt: skip
+    tables = [Table("draft trees", columns, rows)]
+    if record.get("draft_constraint"):
+        headings = ("nodes", "tree", "queries", "illegal nodes", "expected accepted", "true title accepted")
+        held = [
+            [f"{row['num_nodes']}", row["method"], f"{row['num_queries']}", f"{row['illegal_share']:.1%}",
+             f"{row['expected']:.3f}", f"{row['accepted']:.3f}"]
+            for row in record["draft_constraint"]
+        ]  # fmt: skip
+        tables.append(
+            Table("draft trees under a trie", tuple((h, "left" if h == "tree" else "right") for h in headings), held)
+        )
+    return tables

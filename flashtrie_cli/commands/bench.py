@@ -170,7 +170,7 @@ class _Run:
 
                 self._measure(base, watch)
         finally:
-            if any(self.made.get(name) for name in ("cases", "builds", "masks")):
+            if any(self.made.get(name) for name in ("cases", "builds", "masks", "drafts")):
                 self._show()
         if any(verdict.is_slower(self.max_slowdown) for verdict in self.verdicts):
             raise typer.Exit(1)
@@ -215,6 +215,11 @@ class _Run:
             from flashtrie_cli.bench.masks import run_masks
 
             run_masks(self.request, self.made, watch=watch, save=self._save)
+            return
+        if self.request.workload == "draft":
+            from flashtrie_cli.bench.draft_workload import run_drafts
+
+            run_drafts(self.request, self.made, watch=watch, save=self._save)
             return
         from flashtrie_cli.bench.session import Session
 
