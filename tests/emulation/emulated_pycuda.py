@@ -1,0 +1,177 @@
+"""PyCUDA on the emulated machine: device memory is host memory, and a launch runs the kernels' source on fibers.
+
+Enough of ``pycuda.driver`` for the search engine, so that uploads, sessions and pipelines are tested without a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import types
+from typing import Any
+
+import numpy as np
+
+from flashtrie_cli.engine.cuda_layout import BATCH, KERNELS
+
+
+class Allocation:
+    """Device memory; an integer where an address is wanted."""
+
+    def __init__(self, num_bytes: int):
+        self._room = np.full(num_bytes + 256, 0xA5, np.uint8)
+        self._address = -(-self._room.ctypes.data // 256) * 256
+
+    def __int__(self) -> int:
+        return self._address
+
+    __index__ = __int__
+
+    def __add__(self, offset: int) -> int:
+        return self._address + offset
+
+
+class HostAllocation:
+    """Pinned memory, as the base of an array."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any):
+        self._room = np.zeros(shape, dtype)
+        self.__array_interface__ = self._room.__array_interface__
+
+    def get_device_pointer(self) -> int:
+        return self._room.ctypes.data
+
+
+class Function:
+    def __init__(self, machine: EmulatedDriver, name: str):
+        self.machine, self.name = machine, name
+
+    def prepare(self, types_: Any) -> Function:
+        return self
+
+    def set_attribute(self, which: str, value: int) -> None:
+        assert value <= self.machine.shared_bytes
+
+    def prepared_call(self, grid: tuple[int, int], block: tuple[int, int, int], *arguments: Any) -> None:
+        self.prepared_async_call(grid, block, None, *arguments)
+
+    def prepared_async_call(
+        self,
+        grid: tuple[int, int],
+        block: tuple[int, int, int],
+        stream: Any,
+        *arguments: Any,
+        shared_size: int = 0,
+    ) -> None:
+        self.machine.launch(self.name, grid[0], block[0], shared_size, arguments)
+
+
+class EmulatedDriver(types.ModuleType):
+    """In the place of ``pycuda.driver``; ``launched`` lists the kernels by name."""
+
+    def __init__(self, library: ctypes.CDLL):
+        super().__init__("pycuda.driver")
+        self.library, self.launched, self.seed = library, [], 0
+        self.shared_bytes, self.arch = 227 << 10, (9, 0)
+        self.free_bytes = 1 << 36
+        outer = self
+
+        class Error(Exception):
+            pass
+
+        class MemoryError_(Error):
+            pass
+
+        class Stream:
+            handle = 0
+
+            def synchronize(self) -> None:
+                pass
+
+        class Event:
+            def __init__(self, flags: int = 0):
+                pass
+
+            def record(self, stream: Any = None) -> None:
+                pass
+
+            synchronize = record
+
+        class Device:
+            def __init__(self, ordinal: int):
+                pass
+
+            @staticmethod
+            def count() -> int:
+                return 1
+
+            def name(self) -> str:
+                return "emulated"
+
+            def retain_primary_context(self) -> Any:
+                return types.SimpleNamespace(push=lambda: None, pop=lambda: None, synchronize=lambda: None)
+
+            def compute_capability(self) -> tuple[int, int]:
+                return outer.arch
+
+            def get_attribute(self, which: str) -> int:
+                return {"sms": 9, "shared": outer.shared_bytes}[which]
+
+            def total_memory(self) -> int:
+                return outer.free_bytes
+
+        self.Error, self.MemoryError = Error, MemoryError_
+        self.Stream, self.Event, self.Device = Stream, Event, Device
+        self.event_flags = types.SimpleNamespace(DISABLE_TIMING=2)
+        self.host_alloc_flags = types.SimpleNamespace(DEVICEMAP=2)
+        self.function_attribute = types.SimpleNamespace(MAX_DYNAMIC_SHARED_SIZE_BYTES="shared")
+        self.device_attribute = types.SimpleNamespace(
+            MULTIPROCESSOR_COUNT="sms", MAX_SHARED_MEMORY_PER_BLOCK_OPTIN="shared"
+        )
+
+    def init(self) -> None:
+        pass
+
+    def mem_get_info(self) -> tuple[int, int]:
+        return self.free_bytes, self.free_bytes
+
+    def mem_alloc(self, num_bytes: int) -> Allocation:
+        if num_bytes > self.free_bytes:
+            raise self.MemoryError("out of memory")
+        return Allocation(num_bytes)
+
+    def memset_d8(self, address: int, value: int, count: int) -> None:
+        ctypes.memset(int(address), value, count)
+
+    def memcpy_htod(self, address: Any, array: np.ndarray) -> None:
+        assert array.flags.c_contiguous
+        ctypes.memmove(int(address), array.ctypes.data, array.nbytes)
+
+    def memcpy_htod_async(self, address: Any, array: np.ndarray, stream: Any = None) -> None:
+        self.memcpy_htod(address, array)
+
+    def pagelocked_empty(self, shape: Any, dtype: Any, mem_flags: int = 0) -> np.ndarray:
+        return np.asarray(HostAllocation(shape, dtype))
+
+    def module_from_buffer(self, image: bytes) -> Any:
+        return types.SimpleNamespace(get_function=lambda name: Function(self, name))
+
+    def launch(self, name: str, blocks: int, threads: int, shared: int, arguments: tuple[Any, ...]) -> None:
+        self.launched.append(name)
+        self.seed += 1
+        if name == "build_root_table":
+            view, root_last, shift, places, table = arguments
+            self.library.emulate_root_table(
+                ctypes.c_char_p(view), ctypes.c_uint32(root_last), ctypes.c_int(shift), ctypes.c_uint32(places),
+                ctypes.c_void_p(table),
+            )  # fmt: skip
+            return
+        batch = ctypes.create_string_buffer(arguments[0], BATCH.itemsize)
+        if name == "pack_hits":
+            packed = ctypes.create_string_buffer(arguments[1], len(arguments[1]))
+            code = self.library.emulate_pack(batch, packed, threads, self.seed)
+        else:
+            assert blocks % KERNELS[name][0] == 0
+            assert shared <= self.shared_bytes
+            size = ctypes.c_size_t(shared)
+            code = self.library.emulate_search(batch, name.encode(), blocks, threads, size, self.seed)
+        assert code == 0, f"{name} ended with {code}"
