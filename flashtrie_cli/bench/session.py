@@ -24,8 +24,8 @@ from flashtrie_cli.bench.workloads import (
 from flashtrie_cli.engine.cpu import is_available as native_available
 from flashtrie_cli.errors import EngineUnavailable, InputError, UsageError
 
-MAX_EXTRA_RUNS = 4
-"""Times that a case which looks too slow is measured again before it is called so."""
+MAX_EXTRA_SESSIONS = 10
+"""Sessions measured on top before a case that looks too slow is called so."""
 
 Watch = Callable[[str, float], None]
 
@@ -42,29 +42,36 @@ class Session:
     """The record so far, also after an interrupt."""
 
     def run(self) -> dict[str, Any]:
-        """Measure everything asked for. Raises FlashtrieErrors; on KeyboardInterrupt `made` keeps finished
-        cases."""
+        """Measure everything asked for. Raises FlashtrieErrors; on KeyboardInterrupt `made` keeps finished cases."""
         if not native_available():
             raise EngineUnavailable(
                 "a benchmark needs the native engine", hint="reinstall where a C++20 compiler is found"
             )
         request = replace(self.request, workload=self._chosen()).checked()
+        self.made = new_record(_settings(request))
+        self.made["request"] = request.as_json()
+        self._measure(request, self.made)
+        for _ in range(1, request.sessions):
+            self._add_session(request)
+        return self.made
+
+    def _measure(self, request: Request, into: dict[str, Any]) -> None:
+        """One session: workloads made and opened anew, every case measured into a record."""
         systems = choose_systems(request.systems)
         settings = _settings(request)
-        self.made = new_record(settings)
-        self.made["request"] = request.as_json()
-        cases = (
-            len(settings.widths)
-            * len(settings.batch_sizes)
-            * len(request.heads or HEADS if _sweeps(request) else (0,))
-        )
+        heads = request.heads or HEADS if _sweeps(request) else (0,)
+        cases = len(settings.widths) * len(settings.batch_sizes) * len(heads)
         with tempfile.TemporaryDirectory(prefix="flashtrie-bench-") as scratch:
             workloads = self._workloads(request, scratch)
-            run(
-                workloads, systems, settings, self.made,
-                total_cases=cases, watch=self.watch, save=self._save,
-            )  # fmt: skip
-        return self.made
+            run(workloads, systems, settings, into, total_cases=cases, watch=self.watch, save=self._save)
+
+    def _add_session(self, request: Request) -> None:
+        """Measure again, and put the samples behind those that are there."""
+        again = new_record(_settings(request))
+        self._measure(request, again)
+        pairs = zip(self.made["cases"], again["cases"], strict=True)
+        self.made["cases"] = [gate.merged(case, more) for case, more in pairs]
+        self._save()
 
     def _save(self) -> None:
         if self.export is not None:
@@ -140,30 +147,29 @@ class Session:
         return made
 
     def judge(self, base: dict[str, Any], max_slowdown: float) -> list[gate.Verdict]:
-        """Verdicts on all cases; a case that looks too slow is measured again, a few times. Raises
-        UsageError."""
+        """Verdicts on all cases; while one looks too slow, more sessions are measured. Raises UsageError."""
         gate.check_comparable(base, self.made)
         for case in self.made["cases"]:
             gate.matching_case(base, case)  # before time is spent on any
-        for attempt in range(MAX_EXTRA_RUNS):
+        request = Request.from_json(self.made["request"])
+        for attempt in range(MAX_EXTRA_SESSIONS):
             verdicts = self._verdicts(base)
             if not any(verdict.looks_slower(max_slowdown) for verdict in verdicts):
-                break
+                return verdicts
             self.say(
-                f"looks slower than the base; measuring again ({attempt + 1} of at most {MAX_EXTRA_RUNS})"
+                f"looks slower than the base; session {attempt + 1} more, of at most {MAX_EXTRA_SESSIONS}"
             )
-            again = Session(self.request, watch=self.watch)
-            again.run()
-            self.made["cases"] = [
-                gate.merged(case, more)
-                for case, more in zip(self.made["cases"], again.made["cases"], strict=True)
-            ]
-            self._save()
+            self._add_session(request)
         return self._verdicts(base)
 
     def _verdicts(self, base: dict[str, Any]) -> list[gate.Verdict]:
         cases = self.made["cases"]
-        return [verdict for case in cases for verdict in gate.judge(gate.matching_case(base, case), case)]
+        threads = self.made["options"]["threads"]
+        return [
+            verdict
+            for case in cases
+            for verdict in gate.judge(gate.matching_case(base, case), case, threads=threads)
+        ]
 
 
 def _sweeps(request: Request) -> bool:
