@@ -10,7 +10,7 @@ from flashtrie_cli.errors import UsageError
 WORKLOADS = ("auto", "titles", "nar", "head-noise", "index", "build", "masks", "draft")
 HEADS = (0, 9, 18, 37, 75, 150, 300, 600)
 """The paper's sweep of coherent slots (appendix K), at beam width 600."""
-STEADY_KEYS, STEADY_QUERIES, STEADY_PASSES, STEADY_SECONDS, STEADY_SESSIONS = 20_000, 64, 100, 60.0, 5
+STEADY_KEYS, STEADY_QUERIES, STEADY_PASSES, STEADY_SECONDS, STEADY_SESSIONS = 20_000, 64, 100, 60.0, 10
 STEADY_BATCH = 16
 """Queries a call: enough that the engine's own time is nearly all of it."""
 

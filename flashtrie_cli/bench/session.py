@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flashtrie_cli.bench import gate, record
+from flashtrie_cli.bench.environment import environment
 from flashtrie_cli.bench.measure import Effort
 from flashtrie_cli.bench.request import HEADS, Request
 from flashtrie_cli.bench.run import Settings, new_record, run
@@ -23,9 +24,6 @@ from flashtrie_cli.bench.workloads import (
 )
 from flashtrie_cli.engine.cpu import is_available as native_available
 from flashtrie_cli.errors import EngineUnavailable, InputError, UsageError
-
-MAX_EXTRA_SESSIONS = 10
-"""Sessions measured on top before a case that looks too slow is called so."""
 
 Watch = Callable[[str, float], None]
 
@@ -147,20 +145,23 @@ class Session:
         return made
 
     def judge(self, base: dict[str, Any], max_slowdown: float) -> list[gate.Verdict]:
-        """Verdicts on all cases; while one looks too slow, more sessions are measured. Raises UsageError."""
-        gate.check_comparable(base, self.made)
-        for case in self.made["cases"]:
-            gate.matching_case(base, case)  # before time is spent on any
-        request = Request.from_json(self.made["request"])
-        for attempt in range(MAX_EXTRA_SESSIONS):
+        """Verdicts on all cases, after one session; while a case looks too slow, further ones, as many as the base had.
+
+        Raises UsageError for a base that cannot be compared with, before it measures.
+        """
+        gate.check_comparable(
+            base, {"environment": environment(), "options": _settings(self.request).describe()}
+        )
+        most = self.request.sessions
+        self.request = replace(self.request, sessions=1)
+        self.run()
+        for number in range(2, most + 2):
             verdicts = self._verdicts(base)
-            if not any(verdict.looks_slower(max_slowdown) for verdict in verdicts):
-                return verdicts
-            self.say(
-                f"looks slower than the base; session {attempt + 1} more, of at most {MAX_EXTRA_SESSIONS}"
-            )
-            self._add_session(request)
-        return self._verdicts(base)
+            if number > most or not any(verdict.looks_slower(max_slowdown) for verdict in verdicts):
+                break
+            self.say(f"looks slower than the base: session {number} of at most {most}")
+            self._add_session(Request.from_json(self.made["request"]))
+        return verdicts
 
     def _verdicts(self, base: dict[str, Any]) -> list[gate.Verdict]:
         cases = self.made["cases"]
