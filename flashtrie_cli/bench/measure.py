@@ -22,8 +22,8 @@ BLOCK = 8
 """Calls of one system in a row: long enough for caches to be its own, short enough to share what disturbs."""
 
 SHORT_NS = 20e6
-"""A call shorter than this suffers when another system ran before it (caches, a GPU's clocks): by 40 to 90 % on an H200,
-by 30 % on a CPU. A block of such calls therefore begins with one that does not count."""
+"""A call shorter than this suffers when another system ran before it (caches, a GPU's clocks): by 40 to 90
+% on an H200, by 30 % on a CPU. A block of such calls therefore begins with one that does not count."""
 
 F64 = npt.NDArray[np.float64]
 
@@ -39,8 +39,8 @@ class Effort:
 
 @dataclass
 class Samples:
-    """Times of one system, float64 [passes, calls], NaN where it did not get to: of the clock, of the processors that
-    this process had (a time slice lost to another process is not in it), of the kernel."""
+    """Times of one system, float64 [passes, calls], NaN where it did not get to: of the clock, of the
+    processors that this process had (a time slice lost to another process is not in it), of the kernel."""
 
     call_ns: F64
     cpu_ns: F64

@@ -127,36 +127,39 @@ def _latency(workload: str, cases: list[dict[str, Any]]) -> Any:
 
 
 def _throughput(workload: str, cases: list[dict[str, Any]]) -> Any:
-    """Figure 4, right: queries a second over the beam width, a line per batch size; over the batch size
-    beside it."""
+    """Figure 4, right: queries a second over the beam width, for three of the batch sizes; beside it over the batch size,
+    for the least and the largest beam width."""
     figure, left, right = _panels(f"{workload}: throughput")
     batches = sorted({case["batch_size"] for case in cases})
     widths = sorted({case["beam_width"] for case in cases})
     at = {(case["beam_width"], case["batch_size"]): case for case in cases}
-    styles = ("-", "--", "-.", ":")
+    styles = (":", "--", "-")
+    shown = sorted({batches[0], batches[len(batches) // 2], batches[-1]})
     for name in _names(cases):
-        for i, batch in enumerate(batches):
+        for style, batch in zip(styles[-len(shown) :], shown, strict=True):
             line = [(w, at[w, batch]["systems"][name]["queries_per_s"]) for w in widths if (w, batch) in at]
-            label = f"{name}, batch {batch}"
-            left.plot(
-                *zip(*line, strict=True),
-                styles[i % 4],
-                marker="o",
-                ms=3,
-                color=COLOURS.get(name),
-                label=label,
+            label = f"{name}, {batch} a call"
+            left.plot(*zip(*line, strict=True), style, marker="o", ms=3, color=COLOURS.get(name), label=label)
+        for style, width in zip(("-", "--"), sorted({widths[0], widths[-1]}), strict=False):
+            line = [(b, at[width, b]["systems"][name]["queries_per_s"]) for b in batches if (width, b) in at]
+            label = f"{name}, B = {width}"
+            right.plot(
+                *zip(*line, strict=True), style, marker="o", ms=3, color=COLOURS.get(name), label=label
             )
-        line = [
-            (b, at[widths[0], b]["systems"][name]["queries_per_s"]) for b in batches if (widths[0], b) in at
-        ]
-        right.plot(*zip(*line, strict=True), "o-", color=COLOURS.get(name), label=f"{name}, B = {widths[0]}")
     left.set(xlabel="beam width", ylabel="queries/s", title="by beam width")
     right.set(xlabel="queries a call", ylabel="queries/s", title="by batch size")
     right.set_xscale("log", base=2)
     right.set_xticks(batches, [str(batch) for batch in batches])
     left.set_xticks(widths)
     for axes in (left, right):
-        axes.legend(fontsize=7, frameon=False)
+        axes.legend(
+            fontsize=7,
+            frameon=False,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.14),
+            ncols=2,
+            handlelength=4,
+        )
     _scale(left, right)
     return figure
 
@@ -212,5 +215,5 @@ def _scale(*axes: Any) -> None:
             one.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             one.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
         else:
-            one.set_ylim(bottom=0)
+            one.set_ylim(0, 1.15 * max(values, default=1))
         one.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))

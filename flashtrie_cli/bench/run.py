@@ -225,6 +225,7 @@ def _system_result(own: Samples, batch_size: int) -> dict[str, Any]:
         "kernel_us": summary(kernel.ravel() / 1e3) if has_kernel else None,
         "queries_per_s": batch_size * 1e6 / latency["mean"],
         "num_passes": own.num_passes,
+        "session_passes": [own.num_passes],
         "num_calls": own.num_calls,
         "samples_ns": timed.astype(np.int64).tolist(),
         "cpu_samples_ns": cpu.astype(np.int64).tolist(),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flashtrie_cli.bench import gate, record
+from flashtrie_cli.bench.environment import environment
 from flashtrie_cli.bench.measure import Effort
 from flashtrie_cli.bench.request import HEADS, Request
 from flashtrie_cli.bench.run import Settings, new_record, run
@@ -23,9 +24,6 @@ from flashtrie_cli.bench.workloads import (
 )
 from flashtrie_cli.engine.cpu import is_available as native_available
 from flashtrie_cli.errors import EngineUnavailable, InputError, UsageError
-
-MAX_EXTRA_RUNS = 4
-"""Times that a case which looks too slow is measured again before it is called so."""
 
 Watch = Callable[[str, float], None]
 
@@ -42,29 +40,36 @@ class Session:
     """The record so far, also after an interrupt."""
 
     def run(self) -> dict[str, Any]:
-        """Measure everything asked for. Raises FlashtrieErrors; on KeyboardInterrupt `made` keeps finished
-        cases."""
+        """Measure everything asked for. Raises FlashtrieErrors; on KeyboardInterrupt `made` keeps finished cases."""
         if not native_available():
             raise EngineUnavailable(
                 "a benchmark needs the native engine", hint="reinstall where a C++20 compiler is found"
             )
         request = replace(self.request, workload=self._chosen()).checked()
+        self.made = new_record(_settings(request))
+        self.made["request"] = request.as_json()
+        self._measure(request, self.made)
+        for _ in range(1, request.sessions):
+            self._add_session(request)
+        return self.made
+
+    def _measure(self, request: Request, into: dict[str, Any]) -> None:
+        """One session: workloads made and opened anew, every case measured into a record."""
         systems = choose_systems(request.systems)
         settings = _settings(request)
-        self.made = new_record(settings)
-        self.made["request"] = request.as_json()
-        cases = (
-            len(settings.widths)
-            * len(settings.batch_sizes)
-            * len(request.heads or HEADS if _sweeps(request) else (0,))
-        )
+        heads = request.heads or HEADS if _sweeps(request) else (0,)
+        cases = len(settings.widths) * len(settings.batch_sizes) * len(heads)
         with tempfile.TemporaryDirectory(prefix="flashtrie-bench-") as scratch:
             workloads = self._workloads(request, scratch)
-            run(
-                workloads, systems, settings, self.made,
-                total_cases=cases, watch=self.watch, save=self._save,
-            )  # fmt: skip
-        return self.made
+            run(workloads, systems, settings, into, total_cases=cases, watch=self.watch, save=self._save)
+
+    def _add_session(self, request: Request) -> None:
+        """Measure again, and put the samples behind those that are there."""
+        again = new_record(_settings(request))
+        self._measure(request, again)
+        pairs = zip(self.made["cases"], again["cases"], strict=True)
+        self.made["cases"] = [gate.merged(case, more) for case, more in pairs]
+        self._save()
 
     def _save(self) -> None:
         if self.export is not None:
@@ -140,30 +145,32 @@ class Session:
         return made
 
     def judge(self, base: dict[str, Any], max_slowdown: float) -> list[gate.Verdict]:
-        """Verdicts on all cases; a case that looks too slow is measured again, a few times. Raises
-        UsageError."""
-        gate.check_comparable(base, self.made)
-        for case in self.made["cases"]:
-            gate.matching_case(base, case)  # before time is spent on any
-        for attempt in range(MAX_EXTRA_RUNS):
+        """Verdicts on all cases, after one session; while a case looks too slow, further ones, as many as the base had.
+
+        Raises UsageError for a base that cannot be compared with, before it measures.
+        """
+        gate.check_comparable(
+            base, {"environment": environment(), "options": _settings(self.request).describe()}
+        )
+        most = self.request.sessions
+        self.request = replace(self.request, sessions=1)
+        self.run()
+        for number in range(2, most + 2):
             verdicts = self._verdicts(base)
-            if not any(verdict.looks_slower(max_slowdown) for verdict in verdicts):
+            if number > most or not any(verdict.looks_slower(max_slowdown) for verdict in verdicts):
                 break
-            self.say(
-                f"looks slower than the base; measuring again ({attempt + 1} of at most {MAX_EXTRA_RUNS})"
-            )
-            again = Session(self.request, watch=self.watch)
-            again.run()
-            self.made["cases"] = [
-                gate.merged(case, more)
-                for case, more in zip(self.made["cases"], again.made["cases"], strict=True)
-            ]
-            self._save()
-        return self._verdicts(base)
+            self.say(f"looks slower than the base: session {number} of at most {most}")
+            self._add_session(Request.from_json(self.made["request"]))
+        return verdicts
 
     def _verdicts(self, base: dict[str, Any]) -> list[gate.Verdict]:
         cases = self.made["cases"]
-        return [verdict for case in cases for verdict in gate.judge(gate.matching_case(base, case), case)]
+        threads = self.made["options"]["threads"]
+        return [
+            verdict
+            for case in cases
+            for verdict in gate.judge(gate.matching_case(base, case), case, threads=threads)
+        ]
 
 
 def _sweeps(request: Request) -> bool:

@@ -225,8 +225,9 @@ class _Run:
 
         session = Session(self.request, export=self.export, watch=watch, say=self._say)
         try:
-            session.run()
-            if base is not None:
+            if base is None:
+                session.run()
+            else:
                 self.verdicts = session.judge(base, self.max_slowdown)
         finally:
             self.made = session.made

@@ -68,7 +68,6 @@ def test_a_slower_engine_fails(base, monkeypatch):
         return found
 
     monkeypatch.setattr(CpuEngine, "search", slow)
-    monkeypatch.setattr("flashtrie_cli.bench.session.MAX_EXTRA_RUNS", 1)
     result = bench("--against", str(base), "--max-slowdown", "1.5")
     assert result.exit_code == 1, result.output
     assert "SLOWER" in result.output
