@@ -2,8 +2,10 @@
 #pragma once
 #include "draft_block.cuh"
 
+#if defined(__CUDACC__) || defined(FT_EMULATION)
 #if defined(__CUDACC__)
 #include <cuda_bf16.h>
+#endif
 
 namespace flashtrie {
 

@@ -55,10 +55,12 @@ __device__ __forceinline__ uint4 load_edge(const T* row, int vocab_size, int fir
   const uint32_t blank = Pack<T>::kMinusInfinity;
   uint4 pack = make_uint4(blank, blank, blank, blank);
   if (first + kCount <= 0 || first >= vocab_size) return pack;
-  T* elements = reinterpret_cast<T*>(&pack);
+  T elements[kCount];
+  memcpy(elements, &pack, sizeof pack);
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
     if (first + i >= 0 && first + i < vocab_size) elements[i] = row[first + i];
+  memcpy(&pack, elements, sizeof pack);
   return pack;
 }
 
@@ -324,7 +326,7 @@ __device__ __forceinline__ bool gather_lists(const DraftParams& params, int64_t 
   return is_bad;
 }
 
-struct TreeShared {
+struct alignas(16) TreeShared {  // _TREE_SHARED_BYTES of cuda_draft.py
   int valid;
   int is_last;
 };
@@ -379,11 +381,16 @@ __device__ __forceinline__ void finish_batch(const DraftParams& params, int64_t 
 // Numbers the callers 0 to count - 1 and starts anew. What the block wrote before its ticket is seen by the block with
 // the last one; lighter than two __threadfence() around an atomicInc, which order more than this needs.
 __device__ __forceinline__ uint32_t take_ticket(uint32_t* counter, uint32_t count) {
+#if defined(__CUDA_ARCH__)
   uint32_t ticket;
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
                : "=r"(ticket)
                : "l"(counter), "r"(count - 1)
                : "memory");
+#else
+  const uint32_t ticket = *counter;
+  *counter = ticket >= count - 1 ? 0 : ticket + 1;
+#endif
   return ticket;
 }
 
@@ -396,9 +403,9 @@ __device__ __forceinline__ bool is_last_block(uint32_t* counter, uint32_t count,
 }
 
 template <typename T>
-__device__ __forceinline__ void build(const DraftParams& params) {
-  extern __shared__ __align__(16) unsigned char memory[];
-  __shared__ TreeShared tree;
+__device__ __forceinline__ void build(const DraftParams& params, unsigned char* memory) {
+  TreeShared& tree = *reinterpret_cast<TreeShared*>(memory);
+  memory += sizeof(TreeShared);
   const DraftSizes& sizes = params.sizes;
   const uint32_t chunks = params.num_chunks, depths = sizes.num_depths();  // grid: chunks, depths, batch rows
   const int64_t batch = blockIdx.z;
@@ -425,17 +432,21 @@ __device__ __forceinline__ void build(const DraftParams& params) {
 
 }  // namespace flashtrie
 
+#if defined(__CUDACC__)
+extern __shared__ __align__(16) unsigned char shared_memory[];
+
 extern "C" {
 __global__ void __launch_bounds__(flashtrie::kDraftThreads, FT_DRAFT_BLOCKS)
     draft_float32(const __grid_constant__ flashtrie::DraftParams params) {
-  flashtrie::build<float>(params);
+  flashtrie::build<float>(params, shared_memory);
 }
 __global__ void __launch_bounds__(flashtrie::kDraftThreads, FT_DRAFT_BLOCKS)
     draft_float16(const __grid_constant__ flashtrie::DraftParams params) {
-  flashtrie::build<__half>(params);
+  flashtrie::build<__half>(params, shared_memory);
 }
 __global__ void __launch_bounds__(flashtrie::kDraftThreads, FT_DRAFT_BLOCKS)
     draft_bfloat16(const __grid_constant__ flashtrie::DraftParams params) {
-  flashtrie::build<flashtrie::Bfloat16>(params);
+  flashtrie::build<flashtrie::Bfloat16>(params, shared_memory);
 }
 }
+#endif

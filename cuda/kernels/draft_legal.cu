@@ -421,8 +421,7 @@ class LegalBuild {
 };
 
 template <typename T>
-__device__ __forceinline__ void build_legal(const LegalParams& params) {
-  extern __shared__ __align__(16) unsigned char memory[];
+__device__ __forceinline__ void build_legal(const LegalParams& params, unsigned char* memory) {
   LegalShared& shared = *reinterpret_cast<LegalShared*>(memory);
   uint64_t* sorted = reinterpret_cast<uint64_t*>(memory + (sizeof(LegalShared) + 15) / 16 * 16);
   LegalBuild<T>(params, shared, sorted).run();
@@ -430,17 +429,21 @@ __device__ __forceinline__ void build_legal(const LegalParams& params) {
 
 }  // namespace flashtrie
 
+#if defined(__CUDACC__)
+extern __shared__ __align__(16) unsigned char shared_memory[];
+
 extern "C" {
 __global__ void __launch_bounds__(flashtrie::kDraftThreads)
     draft_legal_float32(const __grid_constant__ flashtrie::LegalParams params) {
-  flashtrie::build_legal<float>(params);
+  flashtrie::build_legal<float>(params, shared_memory);
 }
 __global__ void __launch_bounds__(flashtrie::kDraftThreads)
     draft_legal_float16(const __grid_constant__ flashtrie::LegalParams params) {
-  flashtrie::build_legal<__half>(params);
+  flashtrie::build_legal<__half>(params, shared_memory);
 }
 __global__ void __launch_bounds__(flashtrie::kDraftThreads)
     draft_legal_bfloat16(const __grid_constant__ flashtrie::LegalParams params) {
-  flashtrie::build_legal<flashtrie::Bfloat16>(params);
+  flashtrie::build_legal<flashtrie::Bfloat16>(params, shared_memory);
 }
 }
+#endif

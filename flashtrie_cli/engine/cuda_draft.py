@@ -34,7 +34,7 @@ BLOCKS_PER_MULTIPROCESSOR = 4
 MAX_CHUNK_TILES = 4
 LEGAL_BYTES = 36_032
 """Shared memory of a block of the constrained kernel before its sort (LegalShared)."""
-_LEVEL_NODE_BYTES, _CANDIDATE_BYTES = 24, 12
+_LEVEL_NODE_BYTES, _CANDIDATE_BYTES, _TREE_SHARED_BYTES = 24, 12, 16
 _ALIGNMENT = 256
 _MAX_GRID_Z = 65_535
 
@@ -219,7 +219,7 @@ def workspace_size(plan: DraftPlan, constrained: bool = False) -> int:
 def shared_bytes(plan: DraftPlan) -> int:
     """Dynamic shared memory of a block: a chunk's list, then a row's merge list, then the tree and its lists."""
     tree = plan.num_nodes * (24 + 4 * plan.mask_words) + 4 * (2 * plan.num_depths + 2) * (plan.top_k + 2)
-    return max(SCAN_BYTES, MERGE_BYTES, tree)
+    return _TREE_SHARED_BYTES + max(SCAN_BYTES, MERGE_BYTES, tree)
 
 
 def legal_shared_bytes(plan: DraftPlan) -> int:

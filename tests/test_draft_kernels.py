@@ -1,0 +1,168 @@
+"""The draft kernels' own source without a GPU, threads in random order: the answers of the cpu engine."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from draft_cases import Case, assert_invariants, assert_same_trees, random_logits, to_bfloat16, vectors
+from draft_emulator import Emulator, compile_library
+
+from flashtrie_cli.build import build_index
+from flashtrie_cli.engine import cuda_draft
+from flashtrie_cli.engine.draft_plan import NO_STATE, DraftConstraint, DraftPlan, DraftTrees
+from flashtrie_cli.index import Index
+from flashtrie_cli.query.draft import build_draft_trees
+
+pytest.importorskip("flashtrie_cli._native")
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to compile the kernels with")
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return compile_library(tmp_path_factory.mktemp("emulation"))
+
+
+def test_structures_have_the_kernels_sizes(library: ctypes.CDLL) -> None:
+    assert library.draft_params_size() == ctypes.sizeof(cuda_draft.DraftParams)
+    assert library.legal_params_size() == ctypes.sizeof(cuda_draft.LegalParams)
+
+
+@pytest.mark.parametrize("case", vectors(), ids=lambda case: case.name)
+def test_vectors(library: ctypes.CDLL, case: Case) -> None:
+    batch, block, vocab = case.logits.shape
+    arguments = case.arguments
+    plan = DraftPlan(batch, block, vocab, arguments["num_nodes"], arguments["top_k"], arguments["first_row"])
+    trees = Emulator(library).build(
+        plan, case.logits, arguments["roots"], arguments["base_lengths"], vocab_map=arguments["vocab_map"]
+    )
+    assert_invariants(trees, plan.num_nodes, arguments["base_lengths"])
+    for row, expected in enumerate(case.expected):
+        assert trees.node_token_ids[row].tolist() == expected["tokens"]
+        assert trees.parent_ids[row].tolist() == expected["parents"]
+
+
+def shaped(rng: np.random.Generator, shape: str, logits: np.ndarray) -> np.ndarray:
+    """Logits that are hard to select from."""
+    vocab = logits.shape[2]
+    if shape == "equal":
+        logits[...] = 1.5
+    elif shape == "few values":
+        logits = np.round(logits / 2)
+    elif shape == "sparse":
+        logits[rng.random(logits.shape) < 0.97] = -np.inf
+    elif shape == "half":
+        logits[:, :, : vocab // 2] = -np.inf
+    elif shape == "bad":
+        logits[0, rng.integers(logits.shape[1]), rng.integers(vocab)] = rng.choice([np.nan, np.inf])
+    return np.ascontiguousarray(logits, np.float32)
+
+
+def as_type(logits: np.ndarray, logit_type: str) -> np.ndarray:
+    if logit_type == "float16":
+        return logits.astype(np.float16)
+    return to_bfloat16(logits) if logit_type == "bfloat16" else logits
+
+
+@pytest.mark.parametrize("shape", ["random", "equal", "few values", "sparse", "half", "bad"])
+@pytest.mark.parametrize(
+    ("vocab", "top_k", "num_nodes", "batch", "block"),
+    [
+        (5, 5, 1, 2, 4),
+        (600, 8, 33, 2, 3),
+        (8_193, 3, 64, 1, 3),
+        (20_000, 32, 128, 1, 2),
+        (1_500, 17, 256, 1, 6),
+    ],
+)
+@pytest.mark.parametrize("logit_type", ["float32", "float16", "bfloat16"])
+def test_random(
+    library: ctypes.CDLL,
+    shape: str,
+    vocab: int,
+    top_k: int,
+    num_nodes: int,
+    batch: int,
+    block: int,
+    logit_type: str,
+) -> None:
+    rng = np.random.default_rng(vocab)
+    logits = as_type(shaped(rng, shape, random_logits(rng, batch, block, vocab)), logit_type)
+    roots, bases, mapping = np.arange(batch) + 5, np.arange(batch) * 7, rng.integers(0, 1 << 20, vocab)
+    plan = DraftPlan(batch, block, vocab, num_nodes, top_k, self_padding=True, logit_type=logit_type)
+    emulator = Emulator(library, num_multiprocessors=int(rng.choice([1, 132])))
+    found = emulator.build(plan, logits, roots, bases, vocab_map=mapping, shift=int(rng.integers(0, 4)))
+    assert_invariants(found, num_nodes, bases, "self")
+    assert_same_trees(
+        found,
+        build_draft_trees(
+            logits,
+            roots,
+            bases,
+            num_nodes,
+            top_k,
+            vocab_map=mapping,
+            padding="self",
+            engine="cpu",
+            logit_type=logit_type,
+        ),
+    )
+
+
+def test_order_of_threads_changes_nothing(library: ctypes.CDLL) -> None:
+    logits = np.round(random_logits(np.random.default_rng(1), 2, 4, 9_000) * 2) / 2
+    plan, emulator = DraftPlan(2, 4, 9_000, 40, 6), Emulator(library)
+    first = emulator.build(plan, logits, [1, 2], [3, 4])
+    again = emulator.build(plan, logits, [1, 2], [3, 4])
+    for name, array in first.arrays().items():
+        assert np.array_equal(getattr(again, name), array), name
+
+
+def keys_of(rng: np.random.Generator, vocab: int, count: int) -> list[list[int]]:
+    """Keys that share prefixes, with the empty key and some tokens outside the vocabulary."""
+    keys = {()}
+    for _ in range(count):
+        top = vocab + 5 if rng.random() < 0.5 else 4
+        keys.add(tuple(map(int, rng.integers(0, top, rng.integers(1, 7)))))
+    return [list(key) for key in sorted(keys)]
+
+
+@pytest.mark.parametrize("scoring", ["global", "renorm"])
+@pytest.mark.parametrize("logit_type", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("vocab", "count", "top_k", "num_nodes", "shape"),
+    [(8, 60, 8, 64, "random"), (300, 400, 4, 33, "few values"), (70_000, 2_500, 8, 128, "random"), (40, 300, 3, 2, "bad"),
+     (40, 0, 3, 7, "random"), (3_000, 2_500, 32, 256, "equal"), (40, 300, 5, 40, "sparse")],
+)  # fmt: skip
+def test_held_to_a_trie(
+    library: ctypes.CDLL,
+    tmp_path: Path,
+    scoring: str,
+    logit_type: str,
+    vocab: int,
+    count: int,
+    top_k: int,
+    num_nodes: int,
+    shape: str,
+) -> None:
+    rng = np.random.default_rng(count)
+    path = tmp_path / "keys.ft"
+    build_index(keys_of(rng, vocab, count), str(path))
+    index: Any = Index.open(str(path), engine="cpu")
+    logits = as_type(shaped(rng, shape, random_logits(rng, 3, 5, vocab)), logit_type)
+    starts = np.array([0, rng.integers(index.num_nodes), NO_STATE])
+    end_token = int(rng.integers(0, vocab))
+    plan = DraftPlan(3, 5, vocab, num_nodes, top_k, logit_type=logit_type)
+    held = DraftConstraint(index.engine.trie, scoring, starts, end_token)
+    found = Emulator(library).build(plan, logits, [1, 2, 3], [4, 5, 6], constraint=held)
+    assert_invariants(found, num_nodes, [4, 5, 6])
+    wanted: DraftTrees = build_draft_trees(
+        logits, [1, 2, 3], [4, 5, 6], num_nodes, top_k, trie=index, scoring=scoring, start_states=starts,
+        end_token=end_token, engine="cpu", logit_type=logit_type,
+    )  # fmt: skip
+    assert_same_trees(found, wanted)
+    assert found.node_states[:, 0].tolist() == wanted.node_states[:, 0].tolist()
