@@ -4,11 +4,12 @@
 #include <string_view>
 
 #include "bindings.hpp"
+#include "dlpack_exchange.hpp"
 
 namespace flashtrie {
 
-// A writable C-contiguous int32 matrix or vector of the caller's: numpy by the buffer protocol, which is
-// the quickest, anything else by DLPack.
+// A writable C-contiguous int32 matrix or vector of the caller's: numpy by the buffer protocol, torch by DLPack's
+// table of C functions, anything else by `__dlpack__`.
 class Bitmask {
  public:
   explicit Bitmask(nb::handle array) {
@@ -22,6 +23,7 @@ class Bitmask {
       set_shape(buffer_.buf, buffer_.ndim, [this](int axis) { return buffer_.shape[axis]; });
       return;
     }
+    if (borrow(array.ptr())) return;
     try {
       tensor_ = nb::cast<nb::ndarray<int32_t, nb::c_contig, nb::device::cpu>>(array, false);
     } catch (const nb::cast_error&) {
@@ -47,6 +49,26 @@ class Bitmask {
   }
 
  private:
+  bool borrow(PyObject* array) {
+    DlTensor tensor;
+    if (!borrow_tensor(array, &tensor)) return false;
+    const bool is_host = tensor.device_type == kDlCpu || tensor.device_type == kDlCudaHost;
+    const bool is_int32 = (tensor.code == kDlInt || tensor.code == kDlUint) && tensor.bits == 32 && tensor.lanes == 1;
+    if (!is_host || !is_int32 || !is_contiguous(tensor)) refuse();
+    set_shape(static_cast<char*>(tensor.data) + tensor.byte_offset, tensor.ndim,
+              [&tensor](int axis) { return tensor.shape[axis]; });
+    return true;
+  }
+
+  static bool is_contiguous(const DlTensor& tensor) {
+    int64_t step = 1;
+    for (int axis = tensor.ndim - 1; axis >= 0; --axis) {
+      if (tensor.strides != nullptr && tensor.shape[axis] > 1 && tensor.strides[axis] != step) return false;
+      step *= tensor.shape[axis];
+    }
+    return true;
+  }
+
   [[noreturn]] void refuse() {
     if (held_) PyBuffer_Release(&buffer_);
     held_ = false;

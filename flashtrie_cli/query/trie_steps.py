@@ -1,7 +1,7 @@
 """A token trie asked one step at a time, so that a model that speaks token by token is held to its keys.
 
-`TrieSteps` answers as `TokenMasks` does, with nodes of the token trie as states, so the processors for transformers take
-either. A key is one sequence of tokens: unlike masks of strings, no other segmentation of the same text is allowed.
+`TrieSteps` answers as `TokenMasks` does, with nodes of the token trie as states, so the processors for transformers
+take either. A key is one sequence of tokens: unlike masks of strings, no other segmentation of its text is allowed.
 """
 
 from __future__ import annotations

@@ -364,3 +364,17 @@ def test_wrong_arrays_and_states_are_refused():
     for call in (masks.allowed, masks.forced, lambda state: masks.fill([state], masks.bitmask())):
         with pytest.raises(ValueError, match="outside the trie"):
             call(masks.ended + 1)
+
+
+def test_tokens_that_lead_far():
+    """A wide vocabulary leaves few bits for the distance: most entries go through the far table."""
+    members = [f"{first}{second}under_score" for first in "abnoy" for second in range(300)] + ["a", "under"]
+    near = TokenMasks.from_strings(members, VOCABULARY, eos=[EOS])
+    far = TokenMasks.from_strings(members, VOCABULARY, eos=[EOS], vocab_size=1 << 24)
+    assert len(near.arrays.far_entries) == 0
+    assert len(far.arrays.far_entries) > 10
+    for state in range(near.num_nodes):
+        want = near.allowed(state)
+        assert far.allowed(state).tolist() == want.tolist()
+        states = [state] * len(want)
+        assert far.advance(states, want)[0].tolist() == near.advance(states, want)[0].tolist()

@@ -58,7 +58,10 @@ def noted(monkeypatch):
 
 
 def test_structures_are_as_large_as_the_kernels_say():
-    sizes = [ctypes.sizeof(kind) for kind in (cuda_masks._MaskView, cuda_masks._ApplyParams, cuda_masks._AdvanceParams)]
+    sizes = [
+        ctypes.sizeof(kind)
+        for kind in (cuda_masks._MaskView, cuda_masks._ApplyParams, cuda_masks._AdvanceParams)
+    ]
     assert sizes == [64, 128, 96]
 
 
@@ -114,12 +117,17 @@ def test_wrong_arrays_are_refused(noted, logits, states):
 
 def test_without_a_gpu_it_says_so():
     masks = TokenMasks.from_strings(["yes"], VOCABULARY, eos=[EOS])
-    try:
-        masks.on_device()
-    except EngineUnavailable as error:
-        assert error.exit_code == 4
-    else:
+    if has_gpu():
         pytest.skip("there is a GPU here")
+    with pytest.raises(EngineUnavailable):
+        masks.on_device()
+
+
+def has_gpu() -> bool:
+    try:
+        return cuda_launch.driver() is not None
+    except EngineUnavailable:
+        return False
 
 
 @pytest.mark.gpu
@@ -128,13 +136,17 @@ def test_every_logit_and_state(dtype):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
-    members = ["".join(random.Random(seed).choices(["a", "ab", "yes", "under", "ö", " "], k=6)) for seed in range(900)]
+    members = [
+        "".join(random.Random(seed).choices(["a", "ab", "yes", "under", "ö", " "], k=6))
+        for seed in range(900)
+    ]
     masks = TokenMasks.from_strings(members, VOCABULARY, eos=[EOS, EOT], vocab_size=len(VOCABULARY) + 9)
     device = masks.on_device()
     visited = random_states(masks, random.Random(1), 70)
     states = np.array([0, masks.ended, *(state for state, _ in visited)], np.uint32)
     held = torch.from_numpy(states.astype(np.int32)).cuda()
-    for width, offset, padding in [(masks.vocab_size, 0, 0), (masks.vocab_size + 70, 3, 5), (masks.vocab_size - 40, 1, 0)]:
+    size = masks.vocab_size
+    for width, offset, padding in [(size, 0, 0), (size + 70, 3, 5), (size - 40, 1, 0)]:
         raw = torch.randn(len(states) * (width + padding) + offset, device="cuda").to(getattr(torch, dtype))
         logits = torch.as_strided(raw, (len(states), width), (width + padding, 1), offset)
         want = logits.clone()
@@ -145,7 +157,9 @@ def test_every_logit_and_state(dtype):
         want[~kept.cuda()] = float("-inf")
         device.apply(logits, held, torch.cuda.current_stream())
         assert torch.equal(logits, want)
-    tokens = np.array([int(masks.allowed(state)[0]) if state != masks.ended else 3 for state in states.tolist()])
+    tokens = np.array(
+        [int(masks.allowed(state)[0]) if state != masks.ended else 3 for state in states.tolist()]
+    )
     tokens[::5] = -1
     after, allowed = masks.advance(states, tokens)
     flags = torch.zeros(len(states), dtype=torch.bool, device="cuda")

@@ -134,3 +134,18 @@ def test_half_precision_and_a_wider_model(masks):
         out = processor(torch.zeros((1, 0), dtype=torch.long), scores)
         assert out.dtype == dtype
         assert torch.isfinite(out).nonzero()[:, 1].tolist() == masks.allowed(0).tolist()
+
+
+def test_torch_tensors_are_filled_in_place(masks):
+    bitmask = torch.full((3, masks.num_words), -1, dtype=torch.int32)
+    matcher = masks.matcher()
+    matcher.fill(bitmask, 1)
+    masks.fill([0], bitmask)
+    want = masks.bitmask()
+    matcher.fill(want)
+    assert torch.equal(bitmask[0], torch.from_numpy(want[0]))
+    assert torch.equal(bitmask[1], bitmask[0])
+    assert (bitmask[2] == -1).all()
+    for bad in (bitmask.long(), bitmask.float(), bitmask.T):
+        with pytest.raises(TypeError):
+            matcher.fill(bad)
