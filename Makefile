@@ -34,5 +34,9 @@ test-native:
 test-gpu:
 	$(PYTHON) -m pytest -q -m gpu --gpu-required tests
 
+# The figures of docs/benchmarks/gpu_search.md; LOAD names its keys and grids.
+bench-gpu:
+	PYTHONPATH=. $(PYTHON) docs/benchmarks/gpu_search.py $(LOAD)
+
 clean:
 	rm -rf build $(VENV) flashtrie_cli/_native*.so

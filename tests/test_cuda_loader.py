@@ -237,9 +237,9 @@ def test_the_package_is_built_with_a_digest(nvcc: Path, tmp_path: Path) -> None:
 
 
 def test_a_package_without_a_working_nvcc_still_installs(
-    nvcc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    nvcc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_NVCC_FAILS", "1")
-    cuda_sources.build_fatbin("search", tmp_path / "kernels")
+    with pytest.warns(UserWarning, match="compiled at first use: .*no luck today"):
+        cuda_sources.build_fatbin("search", tmp_path / "kernels")
     assert (tmp_path / "kernels" / "search.digest").read_text() == ""
-    assert "compiled at first use" in capsys.readouterr().err

@@ -43,7 +43,7 @@ class CudaEngine(CpuEngine):
         num_queries, num_steps, num_slots = tokens.shape
         if num_queries == 0 or num_steps == 0 or num_slots == 0:
             return _nothing(num_queries)
-        key = (num_steps, num_slots, tokens.dtype.str, logprobs.dtype.str, plan)
+        key = (num_queries == 1, num_steps, num_slots, tokens.dtype.str, logprobs.dtype.str, plan)
         pipeline = self._pipelines.get(key)
         try:
             if pipeline is None or not pipeline.holds(num_queries):

@@ -27,8 +27,8 @@ KERNELS = {
 }
 """Blocks a query, blocks that share a multiprocessor, threads a block."""
 
-_SMALL = 128
-"""Beam widths, results and slots up to which one block answers as quickly as a cluster."""
+_SMALL, _MEDIUM = 128, 400
+"""Beam widths, results and slots up to which one block, and a cluster of four, answer soonest (measured on an H200)."""
 
 _BITMAP_WORDS = 2048
 _BIN_WORDS = 1024
@@ -211,11 +211,12 @@ def _in_shared(
 
 
 def _choose(shape: Shape, num_queries: int, arch: int, num_multiprocessors: int) -> str:
-    small = max(shape.beam_width, shape.num_results, shape.num_slots) <= _SMALL
-    if small:
+    size = max(shape.beam_width, shape.num_results, shape.num_slots)
+    if size <= _SMALL:
         return "search_block" if num_queries > num_multiprocessors else "search_alone"
     if arch >= 90:
         for name in ("search_cluster8", "search_cluster4"):
-            if num_queries * KERNELS[name][0] <= num_multiprocessors:
+            blocks = KERNELS[name][0]
+            if num_queries * blocks <= num_multiprocessors and (blocks == 4 or size > _MEDIUM):
                 return name
     return "search_alone"

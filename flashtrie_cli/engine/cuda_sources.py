@@ -20,8 +20,8 @@ from flashtrie_cli.errors import EngineUnavailable
 COMPILE_OPTIONS = ("-std=c++17", "-O3", "--fmad=false")
 """No contraction into fused multiply-adds: scores must round alike in every engine."""
 
-PACKAGED_ARCHS = (75, 80, 86, 89, 90, 100, 120)
-"""Compute capabilities in a packaged fatbin, as far as nvcc knows them; PTX of the newest for later ones."""
+PACKAGED_ARCHS = (75, 80, 90, 100, 120)
+"""In a packaged fatbin, as far as nvcc knows them: others of the same major number run these, later ones the PTX."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _INSTALL_NVCC = "install the CUDA toolkit, or `pip install 'cuda-toolkit[nvcc,cccl,cudart,crt,nvvm]'`"

@@ -30,6 +30,14 @@ void emulate_root_table(const TrieView* trie, uint32_t root_last, int shift, uin
   for (uint32_t place = 0; place <= num_places; ++place) table[place] = root_table_entry(*trie, root_last, shift, place);
 }
 
+// Barriers of a block and of a group, and reads of 16, 8, 4 and 2 bytes and touches, since the last call.
+void take_counts(uint64_t* to) {
+  const simt::Counts& c = simt::counts();
+  const uint64_t values[7] = {c.block_barriers, c.group_barriers, c.reads16, c.reads8, c.reads4, c.reads2, c.touches};
+  memcpy(to, values, sizeof values);
+  simt::counts() = simt::Counts();
+}
+
 uint64_t search_batch_size() { return sizeof(SearchBatch); }
 void search_sizes(const SearchBatch* batch, uint32_t num_blocks, uint64_t* fixed, uint64_t* large) {
   *fixed = num_blocks == 1 ? SharedPlaces<1>::kTables : SharedPlaces<8>::kTables;

@@ -51,6 +51,15 @@ struct Fiber {
   bool runnable() const { return !done && (!waits_for || waits_for->generation != generation); }
 };
 
+// What threads did since the counts were last cleared: barriers by block and by group, reads of the trie by size.
+struct Counts {
+  uint64_t block_barriers = 0, group_barriers = 0, reads16 = 0, reads8 = 0, reads4 = 0, reads2 = 0, touches = 0;
+};
+inline Counts& counts() {
+  static Counts the;
+  return the;
+}
+
 struct Machine {
   uint32_t num_threads = 0, num_blocks = 0, blocks_per_group = 1;
   std::vector<Block> blocks;
@@ -176,7 +185,10 @@ inline uint32_t num_blocks() { return machine()->num_blocks; }
 inline uint32_t lanes_below() { return (1u << lane()) - 1; }
 inline Block& this_block() { return machine()->blocks[block()]; }
 
-inline void sync_block() { meet(this_block().barrier); }
+inline void sync_block() {
+  counts().block_barriers += thread() == 0;
+  meet(this_block().barrier);
+}
 inline void fence_device() {}
 inline void sync_part(int part, uint32_t num_threads) {
   Meeting& meeting = this_block().parts[part];
@@ -185,6 +197,7 @@ inline void sync_part(int part, uint32_t num_threads) {
 }
 inline void prefetch(const void*) {}
 inline void touch(const void* at) {
+  ++counts().touches;
   volatile uint32_t unused = *static_cast<const uint32_t*>(at);  // so that a bad address shows
   (void)unused;
 }
@@ -265,12 +278,14 @@ inline uint32_t atomic_increment(uint32_t* at, uint32_t last) {
 
 inline Quad load_quad(const void* at) {
   if (reinterpret_cast<uintptr_t>(at) % 16 != 0) abort();
+  ++counts().reads16;
   Quad quad;
   memcpy(&quad, at, sizeof quad);
   return quad;
 }
 template <typename T>
 T load_word(const T* at) {
+  (sizeof(T) == 8 ? counts().reads8 : sizeof(T) == 4 ? counts().reads4 : counts().reads2) += 1;
   return *at;
 }
 
@@ -305,8 +320,10 @@ template <int kBlocks>
 void sync_group() {
   if (kBlocks == 1)
     sync_block();
-  else
+  else {
+    counts().group_barriers += thread() == 0;
     meet(machine()->groups[block() / kBlocks]);
+  }
 }
 
 }  // namespace simt
