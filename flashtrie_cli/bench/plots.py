@@ -127,8 +127,8 @@ def _latency(workload: str, cases: list[dict[str, Any]]) -> Any:
 
 
 def _throughput(workload: str, cases: list[dict[str, Any]]) -> Any:
-    """Figure 4, right: queries a second over the beam width, for three of the batch sizes; beside it over the batch size,
-    for the least and the largest beam width."""
+    """Figure 4, right: queries a second over the beam width, for three batch sizes; beside it over the batch size, for
+    the least and the largest beam width."""
     figure, left, right = _panels(f"{workload}: throughput")
     batches = sorted({case["batch_size"] for case in cases})
     widths = sorted({case["beam_width"] for case in cases})
