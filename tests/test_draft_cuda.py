@@ -48,6 +48,7 @@ def test_constants_are_the_kernels() -> None:
     stride = int(block["kMergeCapacity"]) + int(block["kDraftMaxTopK"])
     warps = cuda_draft.THREADS // 32
     assert 8 * stride == cuda_draft.MERGE_BYTES
+    assert int(kernel["kBlocksAtOnce"]) == cuda_draft.BLOCKS_PER_MULTIPROCESSOR
     # Keys, two sets of bounds, totals, sums, and the number of keys up to the next 16 bytes.
     assert 8 * int(kernel["kListCapacity"]) + warps * (2 * 4 + 4 + 8) + 16 == cuda_draft.SCAN_BYTES
 

@@ -135,8 +135,8 @@ def keys_of(rng: np.random.Generator, vocab: int, count: int) -> list[list[int]]
 @pytest.mark.parametrize("logit_type", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(
     ("vocab", "count", "top_k", "num_nodes", "shape"),
-    [(8, 60, 8, 64, "random"), (300, 400, 4, 33, "few values"), (70_000, 2_500, 8, 128, "random"), (40, 300, 3, 2, "bad"),
-     (40, 0, 3, 7, "random"), (3_000, 2_500, 32, 256, "equal"), (40, 300, 5, 40, "sparse")],
+    [(8, 60, 8, 64, "random"), (300, 400, 4, 33, "few values"), (70_000, 2_500, 8, 128, "random"),
+     (40, 300, 3, 2, "bad"), (40, 0, 3, 7, "random"), (3_000, 2_500, 32, 256, "equal"), (40, 300, 5, 40, "sparse")],
 )  # fmt: skip
 def test_held_to_a_trie(
     library: ctypes.CDLL,

@@ -1,11 +1,11 @@
 // Draft trees in one launch.
 //
-// A row of logits is cut into equal tiles of at most 8,192, a chunk is one or a few tiles in turn. Every block reads one chunk once,
-// 16 bytes a load and a tile's loads all in flight together, and leaves the chunk's top_k values and its sum of
-// exponentials in the workspace. The block that comes last for a row of logits merges its chunks into a candidate list;
-// the one that comes last for a batch row grows the tree in one warp and writes all outputs.
+// A row of logits is cut into equal tiles of at most 8,192; a chunk is one or a few tiles in turn. Every block reads one
+// chunk once, 16 bytes a load and a tile's loads all in flight together, and leaves the chunk's top_k values and its sum
+// of exponentials in the workspace. The block that comes last for a row of logits merges its chunks into a candidate
+// list; the one that comes last for a batch row grows the tree in one warp and writes all outputs.
 //
-// Reads a batch row: (block - 1) * V logits once; from L2 the workspace, 8 top_k + 8 bytes a chunk and 8 top_k a row.
+// Reads a batch row: (block - 1) V logits once; from L2 the workspace, 8 top_k + 8 bytes a chunk and 8 top_k a row.
 #include <float.h>
 
 #include "../flashtrie/draft_block.cuh"
@@ -13,9 +13,7 @@
 
 namespace flashtrie {
 
-#ifndef FT_DRAFT_BLOCKS
-#define FT_DRAFT_BLOCKS 4
-#endif
+constexpr int kBlocksAtOnce = 4;     // of a multiprocessor: 64 registers a thread hold a tile without spilling
 constexpr int kListCapacity = 1024;  // values that reach the bound: 22 a tile on average for top_k 8
 
 struct DraftParams {
@@ -436,15 +434,15 @@ __device__ __forceinline__ void build(const DraftParams& params, unsigned char* 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
 extern "C" {
-__global__ void __launch_bounds__(flashtrie::kDraftThreads, FT_DRAFT_BLOCKS)
+__global__ void __launch_bounds__(flashtrie::kDraftThreads, flashtrie::kBlocksAtOnce)
     draft_float32(const __grid_constant__ flashtrie::DraftParams params) {
   flashtrie::build<float>(params, shared_memory);
 }
-__global__ void __launch_bounds__(flashtrie::kDraftThreads, FT_DRAFT_BLOCKS)
+__global__ void __launch_bounds__(flashtrie::kDraftThreads, flashtrie::kBlocksAtOnce)
     draft_float16(const __grid_constant__ flashtrie::DraftParams params) {
   flashtrie::build<__half>(params, shared_memory);
 }
-__global__ void __launch_bounds__(flashtrie::kDraftThreads, FT_DRAFT_BLOCKS)
+__global__ void __launch_bounds__(flashtrie::kDraftThreads, flashtrie::kBlocksAtOnce)
     draft_bfloat16(const __grid_constant__ flashtrie::DraftParams params) {
   flashtrie::build<flashtrie::Bfloat16>(params, shared_memory);
 }

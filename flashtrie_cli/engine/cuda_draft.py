@@ -30,7 +30,7 @@ MERGE_BYTES = 8 * 288
 SCAN_BYTES = 8 * 1024 + 176
 """Shared memory of a block's scan (ScanShared)."""
 BLOCKS_PER_MULTIPROCESSOR = 4
-"""Blocks that run at once (FT_DRAFT_BLOCKS)."""
+"""Blocks that run at once (kBlocksAtOnce)."""
 MAX_CHUNK_TILES = 4
 LEGAL_BYTES = 36_032
 """Shared memory of a block of the constrained kernel before its sort (LegalShared)."""

@@ -48,6 +48,7 @@ __all__ = [
 MAX_NUM_NODES = 4096
 MAX_CUDA_NODES = 256
 MAX_CUDA_TOP_K = 32
+MAX_CUDA_VOCAB = 1 << 30
 _INT32_MAX = (1 << 31) - 1
 _PADDINGS = ("zero", "self")
 _ENGINES = ("auto", "reference", "cpu", "cuda")
@@ -332,6 +333,10 @@ def _with_trie(inputs: DraftInputs, convert: Callable[[Any], Any]) -> DraftInput
 
 
 def _check_cuda_limits(plan: DraftPlan) -> None:
+    if plan.vocab_size > MAX_CUDA_VOCAB:
+        raise UsageError(
+            f"{plan.vocab_size} tokens are above the cuda engine's {MAX_CUDA_VOCAB}", hint="--engine cpu"
+        )
     if plan.top_k > MAX_CUDA_TOP_K:
         raise UsageError(
             f"top-k {plan.top_k} is above the cuda engine's {MAX_CUDA_TOP_K}", hint="--engine cpu"
