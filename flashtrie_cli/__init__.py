@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["BuildOptions", "Index", "SearchPlan", "TokenMasks", "__version__", "build_draft_trees", "build_index"]
+__all__ = [
+    "BuildOptions",
+    "Index",
+    "SearchPlan",
+    "TokenMasks",
+    "__version__",
+    "build_draft_trees",
+    "build_index",
+]
 
 _HOMES = {
     "BuildOptions": "flashtrie_cli.build",

@@ -255,6 +255,10 @@ def draft_tables(record: dict[str, Any]) -> list[Table]:
             for row in record["draft_constraint"]
         ]  # fmt: skip
         tables.append(
-            Table("draft trees under a trie", tuple((h, "left" if h == "tree" else "right") for h in headings), held)
+            Table(
+                "draft trees under a trie",
+                tuple((h, "left" if h == "tree" else "right") for h in headings),
+                held,
+            )
         )
     return tables

@@ -64,10 +64,12 @@ def command(
         bool, typer.Option("--masks", help="A finite set of strings as token masks of the tokenizer's model.")
     ] = False,
     vocab_size: Annotated[
-        int | None, typer.Option(min=1, help="Masks: width of the model's logits; default the tokenizer's ids.")
+        int | None,
+        typer.Option(min=1, help="Masks: width of the model's logits; default the tokenizer's ids."),
     ] = None,
     eos: Annotated[
-        str | None, typer.Option(metavar="ID,...", help="Masks: tokens that end an answer; default by the tokenizer.")
+        str | None,
+        typer.Option(metavar="ID,...", help="Masks: tokens that end an answer; default by the tokenizer."),
     ] = None,
     json_quoted: Annotated[
         bool, typer.Option("--json-quoted", help="Masks: members stand in quotes, escaped as JSON strings.")
@@ -242,7 +244,10 @@ def _show_masks(report: MaskBuildReport, *, json: bool, quiet: bool) -> None:
         ("members", f"{counts['num_members']:,}"),
         ("nodes", f"{counts['num_nodes']:,}, {counts['num_entries']:,} allowed tokens"),
         ("vocabulary", f"{counts['vocab_size']:,} ids ({counts['vocabulary_form']}), ends {counts['eos']}"),
-        ("index", f"{report.path}, {size_text(report.file_size)}; {size_text(counts['resident_bytes'])} in memory"),
+        (
+            "index",
+            f"{report.path}, {size_text(report.file_size)}; {size_text(counts['resident_bytes'])} in memory",
+        ),
         *((f"  {stage}", duration_text(spent)) for stage, spent in report.seconds.items()),
     ]
     summary(rows, quiet=quiet)

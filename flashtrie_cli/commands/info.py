@@ -24,7 +24,9 @@ def command(json: Json = False, debug: Debug = False) -> None:
                 "python": platform.python_version(),
                 "platform": platform.platform(),
                 "auto": chosen,
-                "engines": {name: {"works": reason is None, "reason": reason} for name, reason in states.items()},
+                "engines": {
+                    name: {"works": reason is None, "reason": reason} for name, reason in states.items()
+                },
             }
         )
         return
@@ -32,4 +34,8 @@ def command(json: Json = False, debug: Debug = False) -> None:
     for name, reason in states.items():
         remark = "answers by default" if name == chosen else ""
         rows.append([name, "works" if reason is None else "does not work", reason or remark])
-    table(f"flashtrie {__version__}", [("engine", "left"), ("here", "left"), ("why, and what to do", "left")], rows)
+    table(
+        f"flashtrie {__version__}",
+        [("engine", "left"), ("here", "left"), ("why, and what to do", "left")],
+        rows,
+    )

@@ -83,7 +83,13 @@ def _show_sections(sections: list[dict[str, Any]]) -> None:
         "sections",
         [("name", "left"), ("codec", "left"), ("raw", "right"), ("stored", "right"), ("ratio", "right")],
         [
-            [s["name"], s["codec"], size_text(s["raw_size"]), size_text(s["stored_size"]), f"{s['ratio']:.2f}"]
+            [
+                s["name"],
+                s["codec"],
+                size_text(s["raw_size"]),
+                size_text(s["stored_size"]),
+                f"{s['ratio']:.2f}",
+            ]
             for s in sections
         ],
     )

@@ -140,7 +140,9 @@ def prefixes(index: Index, questions: Questions, limit: int) -> Iterator[Answer]
         # Not all at once: the prefixes of a long line together are as long as its square.
         for begin in range(0, len(key_ids), PREFIXES_PER_BATCH):
             found = index.key_tokens(key_ids[begin : begin + PREFIXES_PER_BATCH])
-            for at, (key, key_id) in enumerate(zip(key_texts(index, found), found.key_ids.tolist(), strict=True)):
+            for at, (key, key_id) in enumerate(
+                zip(key_texts(index, found), found.key_ids.tolist(), strict=True)
+            ):
                 yield Answer(line, questions.first + i, begin + at == 0, key, key_id, index.value_of(key_id))
         if not len(key_ids):
             yield Answer(line, questions.first + i, True, None, None, None)
