@@ -37,7 +37,7 @@ def _environment(record: dict[str, Any]) -> str:
     gpu = environment.pop("gpu")
     if gpu:
         environment["gpu"] = f"{gpu['name']}, driver {gpu['driver']}, {gpu['power_limit']}"
-    options = {**environment, **record["options"]}
+    options = {**environment, **record.get("options", {})}
     return "\n".join(
         f"- {name.replace('_', ' ')}: {value}" for name, value in options.items() if value is not None
     )
