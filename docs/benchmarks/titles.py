@@ -235,6 +235,10 @@ def main(
         "--duplicates",
         "sum",
     )
+    phrase_lines = sorted(line.split("\t")[0] for line in Path(phrases).read_text("utf-8").splitlines())
+    plain = folder / "phrases.txt"
+    plain.write_text("\n".join([*phrase_lines, ""]), "utf-8")
+    build("phrases alone", str(plain), folder / "phrases_alone.ft", "--tokenizer", "words")
     arrays = np.load(ids)
     index = Index.open(str(folder / "titles.ft"))
     print("\n## Membership\n")
@@ -250,6 +254,8 @@ def main(
     compare_marisa("titles", lines, folder / "titles.ft", (arrays["tokens"], arrays["offsets"]))
     words = Index.open(str(folder / "titles_words.ft"))
     compare_marisa("titles, words", lines, folder / "titles_words.ft", words.encode(lines))
+    spoken = Index.open(str(folder / "phrases_alone.ft"))
+    compare_marisa("phrases", phrase_lines, folder / "phrases_alone.ft", spoken.encode(phrase_lines))
 
 
 if __name__ == "__main__":
