@@ -9,6 +9,16 @@
 
 namespace flashtrie {
 
+__device__ inline uint32_t load_acquire(const uint32_t* address) {
+  uint32_t value;
+#if defined(__CUDA_ARCH__)
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+#else  // the tests' emulation
+  __atomic_load(address, &value, __ATOMIC_ACQUIRE);
+#endif
+  return value;
+}
+
 struct Descending {
   __device__ bool operator()(uint64_t a, uint64_t b) const { return a > b; }
 };

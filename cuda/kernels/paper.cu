@@ -32,16 +32,6 @@ extern __shared__ __align__(16) unsigned char shared_memory[];
 
 using Scan = cub::BlockScan<uint32_t, kThreads>;
 
-__device__ uint32_t load_acquire(const uint32_t* address) {
-  uint32_t value;
-#if defined(__CUDA_ARCH__)
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-#else  // the tests' emulation
-  __atomic_load(address, &value, __ATOMIC_ACQUIRE);
-#endif
-  return value;
-}
-
 // D.2: position of the next zero of louds at or behind bit `at`; all lanes of a warp call it alike.
 __device__ uint64_t warp_next_unset(const uint64_t* louds, uint64_t num_words, uint64_t at) {
   const int lane = static_cast<int>(threadIdx.x & 31);
