@@ -33,7 +33,7 @@ LONGEST_FILE = {".py": 520, ".cpp": 520, ".hpp": 520, ".cu": 650, ".cuh": 650}
 """Lines. At 500 a file wants to be two; this is where it must. Kernels share their state, and split less well."""
 
 SPEAKERS = ("report", "streams", "cli")
-WORKERS = ("bench.builds", "engine.cuda_sources")
+WORKERS = ("bench.builds",)
 """Run as processes of their own too, by a benchmark and by the installation, which read their streams."""
 
 

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 from flashtrie_cli.errors import EngineUnavailable
@@ -184,9 +185,8 @@ def build_fatbin(part: str, folder: Path) -> None:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except (EngineUnavailable, OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or str(error)
-        print(
-            f"flashtrie: the {part} kernels are not packaged but compiled at first use: {detail}",
-            file=sys.stderr,
+        warnings.warn(
+            f"the {part} kernels are not packaged but compiled at first use: {detail}", stacklevel=1
         )
         return
     digest.write_text(source_digest(part) + "\n")

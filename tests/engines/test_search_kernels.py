@@ -17,7 +17,7 @@ from strategies import grids, key_lists, plans
 from test_search import arrays
 
 from flashtrie_cli import Index, SearchPlan
-from flashtrie_cli.engine import cuda_layout
+from flashtrie_cli.engine import cuda_layout, cuda_sources
 from flashtrie_cli.engine.cuda_layout import Shape, plan_launch
 from flashtrie_cli.errors import UsageError
 
@@ -154,6 +154,6 @@ def test_what_is_too_large_names_the_cpu_engine(shape: Shape) -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
 @pytest.mark.parametrize("arch", [75, 90, 120])
 def test_the_kernels_compile(arch: int, tmp_path: Path) -> None:
-    root = Path(cuda_layout.__file__).resolve().parents[2] / "cuda"
+    root = cuda_sources.source_root()
     command = ["nvcc", "-std=c++17", "--fmad=false", f"-arch=sm_{arch}", "-cubin", "-I", str(root)]
     subprocess.run([*command, "-o", str(tmp_path / "k"), str(root / "kernels" / "search.cu")], check=True)

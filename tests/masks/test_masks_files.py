@@ -6,11 +6,11 @@ import gzip
 import json
 import os
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 import zstandard
+from conftest import run_flashtrie
 from masks_world import EOS, EOT, THINK, byte, piece, trap_vocabulary
 
 from flashtrie_cli.engine.cpu_masks import open_automaton
@@ -261,9 +261,7 @@ def counts(masks: TokenMasks) -> list[int]:
 
 
 def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "flashtrie_cli", *arguments], input=stdin, capture_output=True, check=False
-    )
+    return run_flashtrie(*arguments, stdin=stdin)
 
 
 def test_mask_command(masks, tmp_path):
