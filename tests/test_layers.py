@@ -29,12 +29,12 @@ FLOORS = (
 )
 # Other top-level modules make one room, the library: the Python API, on which the commands are thin.
 
-LONGEST_FILE = {".py": 520, ".cpp": 520, ".hpp": 520, ".cu": 650, ".cuh": 650}
-"""Lines. At 500 a file wants to be two; this is where it must. Kernels share their state, and split less well."""
+LONGEST_FILE = dict.fromkeys((".py", ".cpp", ".hpp", ".cu", ".cuh"), 500)
+"""Lines past which a file wants to be two."""
 
 SPEAKERS = ("report", "streams", "cli")
 WORKERS = ("bench.builds",)
-"""Run as processes of their own too, by a benchmark and by the installation, which read their streams."""
+"""Run as processes of their own too, whose streams a benchmark reads."""
 
 
 @dataclass(frozen=True)
