@@ -57,13 +57,13 @@ def write_line(text: str) -> None:
 
 
 def table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> None:
-    """A rich table on stdout; ``columns`` are (heading, "left" or "right")."""
+    """A rich table on stdout; ``columns`` are (heading, "left", "right", or "text", which may wrap)."""
     from rich.console import Console
     from rich.table import Table
 
     made = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
     for heading, side in columns:
-        made.add_column(heading, justify="right" if side == "right" else "left", no_wrap=True)
+        made.add_column(heading, justify="right" if side == "right" else "left", no_wrap=side != "text")
     for row in rows:
         made.add_row(*row)
     # Into a pipe or a file a table keeps its width, rather than folding at a terminal that isn't there.

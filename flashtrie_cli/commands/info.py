@@ -36,6 +36,6 @@ def command(json: Json = False, debug: Debug = False) -> None:
         rows.append([name, "works" if reason is None else "does not work", reason or remark])
     table(
         f"flashtrie {__version__}",
-        [("engine", "left"), ("here", "left"), ("why, and what to do", "left")],
+        [("engine", "left"), ("here", "left"), ("why, and what to do", "text")],
         rows,
     )

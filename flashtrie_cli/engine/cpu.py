@@ -25,10 +25,15 @@ def native() -> Any:
         from flashtrie_cli import _native
     except ImportError as error:
         raise EngineUnavailable(
-            f"the native engine is not installed ({error})",
+            "the native engine is not installed" + ("" if was_never_built(error) else f" ({error})"),
             hint="reinstall where a C++20 compiler is found, or use --engine reference",
         ) from error
     return _native
+
+
+def was_never_built(error: ImportError) -> bool:
+    """Whether the extension is missing, rather than there and broken."""
+    return error.path is None or not error.path.endswith((".so", ".pyd"))
 
 
 def is_available() -> bool:
