@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flashtrie_cli.errors import UsageError
 from flashtrie_cli.index import Index
 from flashtrie_cli.query.draft import NO_STATE, DraftTrees, build_draft_trees
 
@@ -66,7 +67,7 @@ class LegalWalk:
         self._index = index
         self._labels = index.engine.trie.label_low  # type: ignore[attr-defined]
         if index.engine.trie.high_width:  # type: ignore[attr-defined]
-            raise NotImplementedError("labels above 16 bits")
+            raise UsageError("this workload takes indexes whose tokens are below 65,536")
 
     def children(self, node: int) -> tuple[npt.NDArray[np.uint16], int]:
         """Labels of the children, ascending, and the first child's node."""
