@@ -197,13 +197,13 @@ class _Build:
         self, batches: Iterator[KeyBatch], vocabulary: WordVocabulary
     ) -> Iterator[KeyBatch]:
         """The same batches with final word ids, which are known once the last word has been seen."""
-        stash = _Stash(self.scratch, self.memory // 3)
+        stash = _Stash(self.scratch, self.memory // 4)
         for batch in batches:
             self.progress("read", batch.num_keys)
             stash.put(batch)
         new_ids, self.word_text, self.word_ends = vocabulary.sorted()
         vocabulary.clear()
-        kept = new_ids.nbytes + self.word_text.nbytes + self.word_ends.nbytes
+        kept = new_ids.nbytes + self.word_text.nbytes + self.word_ends.nbytes + stash.held_bytes
         self.memory = max(self.memory - kept, 16 << 20)
         for batch in stash.take():
             batch.tokens = new_ids[batch.tokens]
@@ -320,13 +320,14 @@ class _Stash:
         self._directory = directory
         self._limit = limit
         self._held: list[KeyBatch] = []
-        self._held_bytes = 0
+        self.held_bytes = 0
         self._files: list[str] = []
 
     def put(self, batch: KeyBatch) -> None:
         self._held.append(batch)
-        self._held_bytes += batch.tokens.nbytes + 2 * batch.offsets.nbytes
-        if self._held_bytes > self._limit:
+        arrays = (batch.tokens, batch.offsets, batch.values, batch.lines)
+        self.held_bytes += sum(array.nbytes for array in arrays if array is not None)
+        if self.held_bytes > self._limit:
             self._spill()
 
     def _spill(self) -> None:
@@ -340,7 +341,7 @@ class _Stash:
                     if array is not None:
                         np.save(file, array)
         self._files.append(path)
-        self._held, self._held_bytes = [], 0
+        self._held, self.held_bytes = [], 0
 
     def take(self) -> Iterator[KeyBatch]:
         for path in self._files:
