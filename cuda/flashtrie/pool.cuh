@@ -6,6 +6,7 @@
 #pragma once
 #include "score.cuh"
 #include "simt.cuh"
+#include "trie.cuh"
 
 namespace flashtrie {
 
@@ -31,19 +32,32 @@ FT_HD uint64_t bin_start(uint32_t bin) {
   return bin == 0 ? 0 : static_cast<uint64_t>(bin + kLowestBin) << (32 + kBinShift);
 }
 
-// Entries as parallel arrays, one behind the other. What link, first and second mean is the owner's business.
-struct Pool {
+// Keys, and beside each what its owner needs later. Parallel arrays, one behind the other.
+struct CandidatePool {
   uint64_t* keys;
-  uint32_t* count;  // shared; never above capacity
+  uint32_t capacity;  // a multiple of 4, as that of the results
+
+  static constexpr uint32_t kEntryBytes = 20;
+  FT_HD ChildRange* ranges() const { return reinterpret_cast<ChildRange*>(keys + capacity); }
+  FT_HD uint32_t* links() const { return reinterpret_cast<uint32_t*>(keys + 2 * capacity); }  // where it comes from
+};
+
+// A result's score before it is normalised, and where it comes from.
+struct alignas(8) ResultScore {
+  float total;
+  uint32_t link;
+};
+
+struct ResultPool {
+  uint64_t* keys;
   uint32_t capacity;
 
-  FT_HD uint32_t* links() const { return reinterpret_cast<uint32_t*>(keys + capacity); }
-  FT_HD uint32_t* first() const { return links() + capacity; }
-  FT_HD uint32_t* second() const { return first() + capacity; }
+  static constexpr uint32_t kEntryBytes = 18;
+  FT_HD ResultScore* scores() const { return reinterpret_cast<ResultScore*>(keys + capacity); }
+  FT_HD uint16_t* depths() const { return reinterpret_cast<uint16_t*>(keys + 2 * capacity); }
 };
-constexpr uint32_t kEntryBytes = 20;
 
-constexpr uint32_t kCompareAll = 256;  // up to so many keys are each compared with all others
+constexpr uint32_t kCompareAll = 128;  // up to so many keys are each compared with all others
 
 // Up to kCompareAll keys in the registers of a warp.
 struct Comparison {
@@ -59,8 +73,8 @@ struct Comparison {
   FT_DEVICE uint32_t num_better(uint64_t key) const {
     uint32_t better = 0;
 #pragma unroll
-    for (uint32_t i = 0; i < kCompareAll / 32; ++i) better += mine[i] > key;
-    return simt::reduce_add(better);
+    for (uint32_t i = 0; i < kCompareAll / 32; ++i) better += simt::count_ones(simt::ballot(mine[i] > key));
+    return better;
   }
 };
 
@@ -77,28 +91,13 @@ FT_DEVICE void count_in_bin(uint32_t* histogram, uint64_t key) {
   simt::atomic_add(&histogram[bin >> 1], 1u << (16 * (bin & 1)));
 }
 
-// Entries of each chunk of bins over the group, by whole warps. Histograms of other blocks are summed into
-// `combined`, which then stands for them in locate_cut.
-template <int kBlocks>
-FT_DEVICE void sum_chunks(uint32_t* histogram, uint32_t* combined, uint32_t* totals) {
-  const uint32_t lane = simt::lane();
+// Entries of each chunk of bins, by whole warps.
+FT_DEVICE void sum_chunks(const uint32_t* histogram, uint32_t* totals) {
 #pragma unroll 1
   for (uint32_t chunk = simt::thread() >> 5; chunk < kChunks; chunk += simt::num_threads() >> 5) {
-    const uint32_t at = chunk * kChunkWords + lane;
-    uint32_t word;
-    if (kBlocks == 1) {
-      word = histogram[at];
-    } else {
-      uint32_t words[kBlocks];  // all loads first: they overlap
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) words[b] = *simt::in_block<kBlocks>(&histogram[at], b);
-      word = 0;
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) word += words[b];
-      combined[at] = word;
-    }
+    const uint32_t word = histogram[chunk * kChunkWords + simt::lane()];
     const uint32_t total = simt::reduce_add((word & 0xffff) + (word >> 16));
-    if (lane == 0) totals[chunk] = total;
+    if (simt::lane() == 0) totals[chunk] = total;
   }
 }
 
@@ -111,8 +110,10 @@ FT_DEVICE uint32_t inclusive_scan(uint32_t value) {
   return value;
 }
 
-// Where the n-th best lies, for a whole warp. `mine`: entries of chunk kChunks - 1 - lane.
-FT_DEVICE BinCut locate_cut(const uint32_t* histogram, uint32_t mine, uint32_t n) {
+// Where the n-th best lies, for a whole warp. `mine`: entries of chunk kChunks - 1 - lane; `word_of` gives a word of the
+// histogram.
+template <typename WordOf>
+FT_DEVICE BinCut locate_cut(const WordOf& word_of, uint32_t mine, uint32_t n) {
   const uint32_t lane = simt::lane();
   BinCut cut{0, 0, 0, true};
   const uint32_t upto = inclusive_scan(mine);
@@ -121,7 +122,7 @@ FT_DEVICE BinCut locate_cut(const uint32_t* histogram, uint32_t mine, uint32_t n
   const uint32_t chunk_lane = simt::lowest_one(votes);
   const uint32_t wanted = n - simt::shuffle(upto - mine, chunk_lane);
   const uint32_t word_at = (kChunks - 1 - chunk_lane) * kChunkWords + kChunkWords - 1 - lane;
-  const uint32_t word = histogram[word_at];
+  const uint32_t word = word_of(word_at);
   const uint32_t pair = (word >> 16) + (word & 0xffff);
   const uint32_t pair_upto = inclusive_scan(pair);
   votes = simt::ballot(pair_upto > wanted);
@@ -143,11 +144,6 @@ FT_DEVICE BinCut locate_cut(const uint32_t* histogram, uint32_t mine, uint32_t n
   return cut;
 }
 
-// After sum_chunks and a barrier; every warp works it out for itself.
-FT_DEVICE BinCut locate_cut(const uint32_t* histogram, const uint32_t* totals, uint32_t n) {
-  return locate_cut(histogram, totals[kChunks - 1 - simt::lane()], n);
-}
-
 // A bin below which nothing is among the n best, by one warp while others still count: counts only grow, so what is
 // read is at worst too low a bin.
 FT_DEVICE uint32_t floor_bin(const uint32_t* histogram, uint32_t n) {
@@ -159,7 +155,7 @@ FT_DEVICE uint32_t floor_bin(const uint32_t* histogram, uint32_t n) {
     const uint32_t word = chunk[(i + lane) % kChunkWords];  // each lane in another bank
     mine += (word & 0xffff) + (word >> 16);
   }
-  const BinCut cut = locate_cut(histogram, mine, n);
+  const BinCut cut = locate_cut([&](uint32_t at) { return histogram[at]; }, mine, n);
   return cut.all ? 0 : cut.wanted == 0 ? cut.bin + 1 : cut.bin;
 }
 

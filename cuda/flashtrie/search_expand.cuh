@@ -3,93 +3,118 @@
 
 namespace flashtrie {
 
-constexpr uint32_t kFloorEvery = 512;  // new entries of a pool after which its floor is raised
+constexpr uint32_t kFloorEvery = 256;  // new entries of a block's pool after which its floor is raised
 
 // One round of a warp: it scans its windows and judges what matches, until it is through or a pool is full. What remains is
 // for the next round, with the same cursor.
-template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::expand(Cursor& cursor) {
-  const uint32_t num_warps = (simt::num_threads() >> 5) - kRowWarps;
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::expand(Cursor& cursor) {
   uint64_t* queue = queues() + (simt::thread() >> 5) * kQueuePlaces;
+  const uint32_t num_windows = (num_label_groups_ + 31) >> 5;
 #pragma unroll 1
   for (;;) {
-    const uint32_t votes = simt::ballot(cursor.mask != 0);
-    const bool more = cursor.window * 32 < num_label_groups_;
-    if (cursor.queued >= 32 || (votes == 0 && !more && !cursor.is_loaded)) {
+    // Up to two matches a lane and turn; most have none or one.
+    uint32_t votes = simt::ballot(cursor.mask != 0);
+#pragma unroll 1
+    while (votes != 0 && cursor.queued < 32) {
+      const uint32_t rest = cursor.mask & (cursor.mask - 1);
+      const uint32_t second = simt::ballot(rest != 0);
+      const uint32_t at = cursor.queued + simt::count_ones(votes & simt::lanes_below());
+      const uint32_t at_second = cursor.queued + simt::count_ones(votes) + simt::count_ones(second & simt::lanes_below());
+      const uint64_t beam = static_cast<uint64_t>(cursor.beam) << 32;
+      if (cursor.mask != 0) queue[at] = beam | (cursor.node + simt::lowest_one(cursor.mask));
+      if (rest != 0) queue[at_second] = beam | (cursor.node + simt::lowest_one(rest));
+      cursor.mask = rest & (rest - 1);
+      cursor.queued += simt::count_ones(votes) + simt::count_ones(second);
+      votes = simt::ballot(cursor.mask != 0);
+    }
+    const bool more = cursor.window < num_windows;
+    if (cursor.queued >= 32 || (!more && !cursor.is_loaded)) {
       if (cursor.queued == 0) return;
       if (simt::any(is_full())) return call_again();
+      simt::sync_warp();
       const uint32_t taken = cursor.queued < 32 ? cursor.queued : 32;
       cursor.queued -= taken;
       const bool here = simt::lane() < taken;
-      const uint64_t match = here ? queue[cursor.queued + simt::lane()] : 0;
+      const uint64_t match = here ? queue[cursor.queued + simt::lane()] : 1;
       simt::sync_warp();
       judge(here, static_cast<uint32_t>(match), static_cast<uint32_t>(match >> 32));
-    } else if (votes != 0) {
-      if (cursor.mask != 0) {
-        const uint32_t node = cursor.node + simt::lowest_one(cursor.mask);
-        cursor.mask &= cursor.mask - 1;
-        queue[cursor.queued + simt::count_ones(votes & simt::lanes_below())] =
-            static_cast<uint64_t>(cursor.beam) << 32 | node;
-      }
-      cursor.queued += simt::count_ones(votes);
-      simt::sync_warp();
     } else {
       // The next window is under way while this one's matches are judged.
       if (cursor.is_loaded) test_window(cursor);
       cursor.is_loaded = more;
       if (more) cursor.loaded = load_window(cursor.window);
-      cursor.window += kBlocks * num_warps;
+      cursor.window += window_stride();
     }
   }
 }
 
-template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::call_again() {
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::call_again() {
   if (simt::lane() != 0) return;
   for (int b = 0; b < kBlocks; ++b) simt::in_block<kBlocks>(&control(), b)->again[round_ & 1] = 1;
 }
 
 // Whether a pool could overflow if every warp of the block added 32 entries now.
-template <int kBlocks, bool kSpill>
-FT_DEVICE bool GroupSearch<kBlocks, kSpill>::is_full() const {
-  return *candidates().count + kPoolSlack > candidates().capacity || *results().count + kPoolSlack > results().capacity;
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::is_full() const {
+  const uint32_t counts = control().counts, slack = kExpandWarps * 32;
+  return (counts & 0xffff) + slack > batch_.candidate_places || (counts >> 16) + slack > batch_.result_places;
 }
 
 // Begins to load a window, one label group a lane.
-template <int kBlocks, bool kSpill>
-FT_DEVICE typename GroupSearch<kBlocks, kSpill>::Window GroupSearch<kBlocks, kSpill>::load_window(uint32_t at) const {
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE typename GroupSearch<kBlocks, kWarps, kSpill>::Window GroupSearch<kBlocks, kWarps, kSpill>::load_window(
+    uint32_t at) const {
   const uint32_t from = at * 32, group = from + simt::lane();
-  uint32_t beam = find_beam(from);
+  uint32_t beam = at < kWindowPlaces ? windows()[at] : find_beam_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), from);
   // Every beam has a group, so at most 32 beams share a window: one bit for each that starts in it.
-  const uint32_t next = beam + 1 + simt::lane();
-  const uint32_t offset = next < num_beams_ ? beam_start()[next] - from : 32;
+  const uint32_t offset = beam_starts()[beam + 1 + simt::lane()] - from;
   const uint32_t starts = simt::reduce_or(offset < 32 ? 1u << offset : 0);
   beam += simt::count_ones(starts & (simt::lanes_below() << 1 | 1));
   Window window{};
   window.beam = beam;
   if (group >= num_label_groups_) return window;
-  const ChildRange range = {beam_first()[beam], beam_last()[beam]};
-  const uint32_t place = group - beam_start()[beam];
-  if ((step_ == 0 && batch_.root_table) || is_wide(range)) {
-    window.node = find_wide(range, place);
+  const Beam from_beam = beams()[beam];
+  const ChildRange range = {from_beam.first, from_beam.last};
+  const uint32_t place = group - from_beam.start;
+  if (step_ == 0 && batch_.root_table) {
+    window.node = find_root_child(place);
     window.wanted = window.node != kNoNode ? kFound : 0;
     return window;
   }
+  if (is_wide(range)) {
+    window.node = find_wide_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), range, place);
+    window.wanted = window.node != kNoNode ? kFound : 0;
+    return window;
+  }
+  // By now floors may have risen above all that this beam can still give.
+  if (at >= window_stride() && !can_contribute(from_beam.score)) return window;
   const uint32_t base = ((range.first >> 3) + place) << 3;
   window.node = base;
   window.labels = simt::load_quad(batch_.trie.label_low + base);
-  // The eight share a line, which whoever judges a match of them reads next.
-  simt::touch(&batch_.trie.lines[base >> 6]);
-  if (batch_.trie.high_width > 0) simt::touch(&batch_.trie.high_flags[base >> 6]);
+  // Of the eight, whoever judges a match reads these next.
+  simt::touch(&batch_.tags[base], touched());
+  simt::touch(&batch_.heads[base >> 6], touched());
   const uint32_t begin = range.first > base ? range.first - base : 0;
   const uint32_t end = range.last - base < 8 ? range.last - base : 8;
   window.wanted = (1u << end) - (1u << begin);
   return window;
 }
 
+// Whether the best proposal of the row could lead a beam of this score past the floors. Float addition and the length factor
+// are monotone, so what the best cannot reach nothing can; node 0 would win every tie.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::can_contribute(float beam_score) const {
+  const float score = beam_score + score_of(control().best_logprobs[step_ & 1]);
+  if (!is_last_ && rank_key(score, 0) >= control().floors[0]) return true;
+  const float total = batch_.search.eos == kNoToken ? score : score + end_logprob_;
+  return can_end_ && rank_key(total * factor_, 0) >= control().floors[1];
+}
+
 // Which of a group's labels share their low half with a proposal.
-template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::test_window(Cursor& cursor) const {
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::test_window(Cursor& cursor) const {
   const Window& window = cursor.loaded;
   cursor.beam = window.beam;
   cursor.node = window.node;
@@ -107,14 +132,14 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::test_window(Cursor& cursor) const {
 }
 
 // The last beam that starts at or before a label group, by a search of the whole warp.
-template <int kBlocks, bool kSpill>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kSpill>::find_beam(uint32_t group) const {
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::find_beam(uint32_t group) const {
   uint32_t beam = 0, span = num_beams_;
 #pragma unroll 1
   while (span > 1) {
     const uint32_t stride = (span + 31) >> 5;
     const uint32_t probe = beam + simt::lane() * stride;
-    const bool before = simt::lane() * stride < span && beam_start()[probe] <= group;
+    const bool before = simt::lane() * stride < span && beam_starts()[probe] <= group;
     beam += (simt::count_ones(simt::ballot(before)) - 1) * stride;
     const uint32_t left = num_beams_ - beam;
     span = stride < left ? stride : left;
@@ -122,24 +147,32 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kSpill>::find_beam(uint32_t group) const
   return beam;
 }
 
-FT_OUTLINE uint32_t find_child_outlined(const TrieView& trie, ChildRange range, uint32_t token) {
-  return find_child(trie, range, token);
+// The token of a slot that stands for itself: not empty, and no earlier slot has the same with a better log-prob.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::own_token(uint32_t slot) const {
+  const uint32_t token = load_token(grid_ + static_cast<uint64_t>(step_) * batch_.num_slots + slot);
+  if (token == kNoToken) return kNoToken;
+  const uint64_t best = table(step_).find(token);
+  return best != 0 && StepTable::slot_of(best) == slot ? token : kNoToken;
 }
 
 // The child of a node with a very large fan-out that a slot's token leads to, or kNoNode.
-template <int kBlocks, bool kSpill>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kSpill>::find_wide(ChildRange range, uint32_t slot) const {
-  const uint32_t token = load_token(grid_ + static_cast<uint64_t>(step_) * batch_.num_slots + slot);
-  if (token == kNoToken) return kNoNode;
-  const uint64_t best = table(step_).find(token);
-  if (best == 0 || StepTable::slot_of(best) != slot) return kNoNode;  // empty, or an earlier slot has the token
-  if (step_ != 0 || !batch_.root_table) return find_child_outlined(batch_.trie, range, token);
-  const uint32_t at = token >> batch_.root_shift;
-  if (at >= batch_.root_places) return kNoNode;
-  uint32_t low = simt::load_word(batch_.root_table + at), high = simt::load_word(batch_.root_table + at + 1);
-  if (batch_.root_shift == 0) return low < high ? low : kNoNode;
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::find_wide(ChildRange range, uint32_t slot) const {
+  const uint32_t token = own_token(slot);
+  return token == kNoToken ? kNoNode : find_child(batch_.trie, range, token);
+}
+
+// The same for the root, whose children have a table.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::find_root_child(uint32_t slot) const {
+  const uint32_t token = own_token(slot), at = token >> batch_.root_shift;
+  if (token == kNoToken || at >= batch_.root_places) return kNoNode;
+  uint32_t low = simt::load_word(batch_.root_table + at);
+  const uint32_t last = simt::load_word(batch_.root_table + at + 1);
+  if (batch_.root_shift == 0) return low < last ? low : kNoNode;
   // The labels between agree above the shift, so their low halves tell.
-  const uint32_t last = high;
+  uint32_t high = last;
 #pragma unroll 1
   while (low < high) {
     const uint32_t middle = low + ((high - low) >> 1);
@@ -151,99 +184,81 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kSpill>::find_wide(ChildRange range, uin
   return low < last && simt::load_word(batch_.trie.label_low + low) == (token & 0xffff) ? low : kNoNode;
 }
 
-// Judges a match a lane, and puts what is a candidate or a result into the pools. Two reads deep behind the scan: the
-// node's line and label, touched by the scan; then the high part and the louds words, side by side.
-template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::judge(bool here, uint32_t node, uint32_t beam) {
-  const TrieView& trie = batch_.trie;
-  const unsigned char* line = reinterpret_cast<const unsigned char*>(&trie.lines[node >> 6]);
-  const simt::Quad bits = simt::load_quad(line);
-  const simt::Quad ranks = simt::load_quad(line + 16);  // terminal_rank, first_child, wide, high_rank
-  const uint32_t low = simt::load_word(trie.label_low + node);
-  const uint64_t flags = trie.high_width > 0 ? simt::load_word(trie.high_flags + (node >> 6)) : 0;
+// Judges a match a lane, and puts what is a candidate or a result into the pools. All that it asks of the trie it asks
+// at once; the scan has touched most of it.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::judge(bool here, uint32_t node, uint32_t beam) {
+  const uint32_t tag = simt::load_word(batch_.tags + node), before = simt::load_word(batch_.tags + node - 1);
+  const simt::Pair head = simt::load_pair(batch_.heads + (node >> 6));
+  const uint32_t low = simt::load_word(batch_.trie.label_low + node);
+  const float beam_score = beams()[beam].score;
 
-  const uint32_t bit = node & 63;
-  const bool is_high = (flags >> bit) & 1;
-  const bool terminal = ((bits.x | static_cast<uint64_t>(bits.y) << 32) >> bit) & 1;
-  const bool leaf = ((bits.z | static_cast<uint64_t>(bits.w) << 32) >> bit) & 1;
-  const bool grows = here && !leaf && !is_last_;
-  uint64_t high_words[2] = {0, 0};
-  uint64_t high_bit = 0;
-  if (is_high) {
-    const uint64_t rank = ranks.w + popcount64(flags & ((uint64_t(1) << bit) - 1));
-    high_bit = rank * trie.high_width;
-    high_words[0] = simt::load_word(trie.high_bits + (high_bit >> 6));
-    high_words[1] = simt::load_word(trie.high_bits + (high_bit >> 6) + 1);
-  }
-  LoudsWindow window;
-  if (grows) window.ask(trie, node, ranks.y, ranks.z);
-
-  uint32_t token = low;
-  if (is_high) {
-    const int shift = static_cast<int>(high_bit & 63);
-    uint64_t high = high_words[0] >> shift;
-    if (shift > 0) high |= high_words[1] << (64 - shift);
-    token |= static_cast<uint32_t>(high & ((uint64_t(1) << trie.high_width) - 1)) << 16;
-  }
-  const StepTable row = table(step_);
-  const uint64_t best = here ? row.find(token) : 0;
-  float score = 0;
-  if (best != 0) score = beam_scores()[beam] + StepTable::logprob_of(best);
-  const bool passes = best != 0 && score > batch_.search.sequence_threshold;
-  const uint32_t link = beam << 16 | StepTable::slot_of(best);
+  const uint64_t best = table(step_).find(low | tag >> kTagHighShift << 16);
+  const float score = beam_score + StepTable::logprob_of(best);
+  const bool passes = here && best != 0 && score > batch_.search.sequence_threshold;
+  const uint32_t link = beam << kLinkBeamShift | simt::rank<kBlocks>() << kLinkBlockShift | StepTable::slot_of(best);
+  const uint64_t candidate_floor = control().floors[0], result_floor = control().floors[1];
 
   const float total = batch_.search.eos == kNoToken ? score : score + end_logprob_;
   const uint64_t result_key = rank_key(total * factor_, node);
-  const bool answers = passes && terminal && can_end_ && result_key >= result_floor_ &&
-                       score_bin(result_key) >= control().result_floor;
-  const uint32_t num_results =
-      push(results(), result_histogram(), answers, result_key, link, float_bits(total), step_ + 1);
-  if (num_results >= kFloorEvery && num_results > result_limit_)
-    raise_floor(result_histogram(), result_limit_, &control().result_floor);
+  const bool answers = passes && (tag & kTagTerminal) && can_end_ && result_key >= result_floor;
 
+  ChildRange range = {head.x + (node & 63 ? before & kTagChildren : 0), head.x + (tag & kTagChildren)};
+  if (head.y != kNotWide) {
+    const uint32_t* row = batch_.trie.wide + static_cast<uint64_t>(head.y) * kWideStride + (node & 63);
+    range = {simt::load_word(row), simt::load_word(row + 1)};
+  }
   const uint64_t key = rank_key(score, node);
-  const bool competes = passes && grows && key >= candidate_floor_ &&
-                        score_bin(key) >= control().candidate_floor[step_ & 1];
-  ChildRange range{0, 0};
+  const bool competes = passes && !is_last_ && range.first != range.last && key >= candidate_floor;
+
+  const uint32_t answer_votes = simt::ballot(answers), candidate_votes = simt::ballot(competes);
+  if ((answer_votes | candidate_votes) == 0) return;
+  uint32_t counts = 0;
+  const uint32_t added = simt::count_ones(answer_votes) << 16 | simt::count_ones(candidate_votes);
+  if (simt::lane() == 0) counts = simt::atomic_add(&control().counts, added);
+  counts = simt::shuffle(counts, 0);
   if (competes) {
-    range = window.resolve(trie, node, ranks.y, ranks.z);
-    // What the next step scans, should this one survive.
-    simt::prefetch(trie.label_low + range.first);
-    simt::prefetch(&trie.lines[range.first >> 6]);
-    if (trie.high_width > 0) simt::prefetch(&trie.high_flags[range.first >> 6]);
+    // What the next step scans and judges, should this one survive.
+    simt::prefetch(batch_.trie.label_low + range.first);
+    simt::prefetch(&batch_.tags[range.first]);
+    simt::prefetch(&batch_.heads[range.first >> 6]);
+    const uint32_t at = (counts & 0xffff) + simt::count_ones(candidate_votes & simt::lanes_below());
+    candidates().keys[at] = key;
+    candidates().ranges()[at] = range;
+    candidates().links()[at] = link;
+    count_in_bin(candidate_histogram(step_), key);
   }
-  const uint32_t num_candidates =
-      push(candidates(), candidate_histogram(step_), competes, key, link, range.first, range.last);
-  if (num_candidates >= kFloorEvery && num_candidates > beam_width_)
-    raise_floor(candidate_histogram(step_), beam_width_, &control().candidate_floor[step_ & 1]);
+  if (answers) {
+    simt::prefetch(&batch_.trie.lines[node >> 6]);  // says which key it is
+    const uint32_t at = (counts >> 16) + simt::count_ones(answer_votes & simt::lanes_below());
+    results().keys[at] = result_key;
+    results().scores()[at] = {total, link};
+    results().depths()[at] = static_cast<uint16_t>(step_ + 1);
+    count_in_bin(result_histogram(), result_key);
+  }
+  const uint32_t after = counts + added, share = (beam_width_ + kBlocks - 1) / kBlocks;
+  const uint32_t result_share = (result_limit_ + kBlocks - 1) / kBlocks;
+  if ((counts ^ after) & (kFloorEvery | kFloorEvery << 16)) {
+    if ((counts ^ after) & kFloorEvery && (after & 0xffff) > share)
+      raise_floor_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 0, share);
+    if ((counts ^ after) & kFloorEvery << 16 && after >> 16 > result_share)
+      raise_floor_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 1, result_share);
+  }
 }
 
-template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::raise_floor(const uint32_t* histogram, uint32_t n, uint32_t* floor) const {
-  const uint32_t bin = floor_bin(histogram, n);
-  if (simt::lane() == 0) simt::atomic_max(floor, bin);
-}
-
-// Adds one entry a lane, where wanted; there is room. Whole warps. The number of entries when this warp's additions carry
-// it over a multiple of kFloorEvery, else 0.
-template <int kBlocks, bool kSpill>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kSpill>::push(const Pool& pool, uint32_t* histogram, bool wanted, uint64_t key,
-                                                      uint32_t link, uint32_t first, uint32_t second) {
-  const uint32_t votes = simt::ballot(wanted);
-  if (votes == 0) return 0;
-  const uint32_t added = simt::count_ones(votes);
-  uint32_t before = 0;
-  if (simt::lane() == 0) before = simt::atomic_add(pool.count, added);
-  before = simt::shuffle(before, 0);
-  if (wanted) {
-    const uint32_t at = before + simt::count_ones(votes & simt::lanes_below());
-    pool.keys[at] = key;
-    pool.links()[at] = link;
-    pool.first()[at] = first;
-    pool.second()[at] = second;
-    count_in_bin(histogram, key);
+// Raises the floor under candidates (0) or results (1) by a warp of its own accord. Where every block of a cluster has its
+// share of n entries at or above a bin, the group has n.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::raise_floor(int which, uint32_t share) {
+  uint32_t bin = floor_bin(which == 0 ? candidate_histogram(step_) : result_histogram(), share);
+  if (kBlocks > 1) {
+    uint32_t* mine = &control().floor_bins[which][simt::rank<kBlocks>()];
+    if (simt::lane() < kBlocks) simt::atomic_max(simt::in_block<kBlocks>(mine, simt::lane()), bin);
+    simt::sync_warp();
+    const uint32_t theirs = simt::lane() < kBlocks ? control().floor_bins[which][simt::lane()] : kBins;
+    bin = ~simt::reduce_max(~theirs);
   }
-  return before / kFloorEvery != (before + added) / kFloorEvery ? before + added : 0;
+  if (simt::lane() == 0) simt::atomic_max(&control().floors[which], bin_start(bin));
 }
 
 }  // namespace flashtrie

@@ -5,26 +5,20 @@ namespace flashtrie {
 
 constexpr uint32_t kCrowdedBin = 64;  // past this many hits a bin, comparing them all is no longer cheap
 
-template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::finish() {
-  const uint32_t found = group_count(results().count);
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::finish() {
+  if (kBlocks > 1) {
+    share_totals(1);
+    simt::sync_group<kBlocks>();
+  }
+  const uint32_t found = group_entries(1);
 #pragma unroll 1
   for (uint32_t i = simt::thread(); i < kBinWords; i += simt::num_threads()) candidate_histogram(0)[i] = 0;
   uint64_t cut = 0;
   uint32_t num_gathered = found;
-  if (found > result_limit_) {
-    sum_chunks<kBlocks>(result_histogram(), combined(1), control().result_totals);
-    simt::sync_block();
-    const uint32_t* bins = kBlocks == 1 ? result_histogram() : combined(1);
-    const BinCut at = locate_cut(bins, control().result_totals, result_limit_);
-    // A few too many do no harm where each is compared with all others anyway.
-    num_gathered = result_limit_ - at.wanted + (at.wanted > 0 ? at.in_bin : 0);
-    if (at.wanted > 0 && num_gathered <= kCompareAll) {
-      cut = bin_start(at.bin);
-    } else {
-      cut = settle(results(), at, result_limit_, 1);
-      num_gathered = result_limit_;
-    }
+  if (found > result_limit_ && found > kCompareAll) {
+    cut = pool_cut_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 1, result_limit_);
+    num_gathered = result_limit_;
   }
   gather(cut);
   simt::sync_group<kBlocks>();
@@ -44,10 +38,10 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::finish() {
 }
 
 // The results not below the cut, of all blocks, into the leader's candidate pool, which nobody needs any more.
-template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::gather(uint64_t cut) {
-  SearchControl& to = leader();
-  const uint32_t count = *results().count;
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::gather(uint64_t cut) {
+  SearchControl& to = *simt::in_block<kBlocks>(&control(), 0);
+  const uint32_t count = num_entries(1);
 #pragma unroll 1
   for (uint32_t from = simt::thread() & ~31u; from < count; from += simt::num_threads()) {
     const uint32_t i = from + simt::lane();
@@ -66,16 +60,17 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::gather(uint64_t cut) {
     at = simt::shuffle(at, 0) + simt::count_ones(votes & simt::lanes_below());
     if (!wanted) continue;
     simt::in_block<kBlocks>(candidates().keys, 0)[at] = key;
-    simt::in_block<kBlocks>(candidates().links(), 0)[at] = results().links()[i];
-    simt::in_block<kBlocks>(candidates().first(), 0)[at] = results().first()[i];
-    simt::in_block<kBlocks>(candidates().second(), 0)[at] = results().second()[i];
+    // Their scores and depths take the places of ranges.
+    const ResultScore score_of_hit = results().scores()[i];
+    simt::in_block<kBlocks>(candidates().ranges(), 0)[at] = {float_bits(score_of_hit.total), results().depths()[i]};
+    simt::in_block<kBlocks>(candidates().links(), 0)[at] = score_of_hit.link;
   }
 }
 
 // Leaves the places of the best hits, best first, in the second half of the bitmaps' memory: a warp a hit, compared with
 // all others.
-template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::rank_all(uint32_t num_gathered, uint32_t num_hits) {
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::rank_all(uint32_t num_gathered, uint32_t num_hits) {
   uint16_t* sorted = reinterpret_cast<uint16_t*>(bitmaps()) + kMaxBeamWidth;
   const uint64_t* keys = candidates().keys;
   const Comparison all(keys, num_gathered);
@@ -89,8 +84,8 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::rank_all(uint32_t num_gathered, uin
 
 // Leaves the places of the gathered hits, best first, in the second half of the bitmaps' memory. Bins between the
 // worst and the best score, each hit at its bin's place, then a comparison with the few others in the bin.
-template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::sort(uint32_t num_hits) {
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::sort(uint32_t num_hits) {
   uint16_t* by_bin = reinterpret_cast<uint16_t*>(bitmaps());
   uint16_t* sorted = by_bin + kMaxBeamWidth;
   uint16_t* turns = sorted;  // of a hit within its bin; read before `sorted` is written
@@ -116,8 +111,8 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::sort(uint32_t num_hits) {
   if (lane == 0) simt::atomic_max(&control().most_in_bin, most);
   simt::sync_block();
   if (control().most_in_bin > kCrowdedBin) 
-    return sort_crowded_outlined<kBlocks, kSpill>(batch_, shared_, SearchState(*this), num_hits);
-  sum_chunks<1>(counts, counts, control().result_totals);
+    return sort_crowded_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, SearchState(*this), num_hits);
+  sum_chunks(counts, control().result_totals);
   simt::sync_block();
 #pragma unroll 1
   for (uint32_t chunk = me >> 5; chunk < kChunks; chunk += simt::num_threads() >> 5) {
@@ -146,8 +141,8 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::sort(uint32_t num_hits) {
 }
 
 // The same by a bitonic sort, for hits whose scores are much alike.
-template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::sort_crowded(uint32_t num_hits) {
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::sort_crowded(uint32_t num_hits) {
   uint16_t* sorted = reinterpret_cast<uint16_t*>(bitmaps()) + kMaxBeamWidth;
   const uint64_t* keys = candidates().keys;
   uint32_t size = 2;
@@ -176,8 +171,8 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::sort_crowded(uint32_t num_hits) {
   }
 }
 
-template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::write_hits(uint32_t num_hits) {
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::write_hits(uint32_t num_hits) {
   const uint16_t* sorted = reinterpret_cast<const uint16_t*>(bitmaps()) + kMaxBeamWidth;
   const uint32_t me = simt::thread(), lane = simt::lane(), num_warps = simt::num_threads() >> 5;
   const uint64_t first_hit = static_cast<uint64_t>(query_) * batch_.result_capacity;
@@ -187,7 +182,8 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::write_hits(uint32_t num_hits) {
   for (uint32_t from = 0; from < num_hits; from += simt::num_threads()) {
     const bool here = from + me < num_hits;
     const uint32_t place = here ? sorted[from + me] : 0;
-    const uint32_t depth = here ? candidates().second()[place] : 0;
+    const ChildRange hit = here ? candidates().ranges()[place] : ChildRange{};  // score as bits, depth
+    const uint32_t depth = hit.last;
     const uint32_t upto = inclusive_scan(depth);
     if (lane == 31) control().warp_sums[me >> 5] = upto;
     simt::sync_block();
@@ -197,10 +193,10 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::write_hits(uint32_t num_hits) {
     if (here) {
       const uint64_t key = candidates().keys[place];
       const uint64_t at = first_hit + from + me;
-      simt::touch(&batch_.trie.lines[key_node(key) >> 6]);
+      simt::touch(&batch_.trie.lines[key_node(key) >> 6], touched());
       write_tokens(candidates().links()[place], depth, tokens + end - depth);
       batch_.key_ids[at] = key_id(batch_.trie, key_node(key));
-      batch_.scores[at] = bits_float(candidates().first()[place]);
+      batch_.scores[at] = bits_float(hit.first);
       batch_.normalised_scores[at] = key_score(key);
       batch_.token_ends[at] = end;
     }
@@ -210,28 +206,45 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::write_hits(uint32_t num_hits) {
 }
 
 // Follows the parents back to the root, eight steps at a time so that the reads of the tokens overlap.
-template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::write_tokens(uint32_t link, uint32_t depth, uint32_t* to) const {
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::write_tokens(uint32_t link, uint32_t depth, uint32_t* to) const {
   constexpr uint32_t kAtOnce = 8;
+  if (batch_.token_bytes != 4) return write_other_tokens_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), link, depth, to);
+  const uint32_t* grid = static_cast<const uint32_t*>(batch_.tokens) + grid_;
 #pragma unroll 1
   for (;;) {
-    uint32_t slots[kAtOnce], tokens[kAtOnce];
+    uint32_t tokens[kAtOnce];
 #pragma unroll
     for (uint32_t back = 1; back <= kAtOnce; ++back) {
       if (back > depth) continue;
-      slots[back - 1] = link & 0xffff;
-      if (depth > back) link = history(depth - back - 1)[link >> 16];
+      tokens[back - 1] = grid[(depth - back) * batch_.num_slots + (link & (kMaxSlots - 1))];
+      if (depth > back) link = parent_link(link, depth - back - 1);
     }
-#pragma unroll
-    for (uint32_t back = 1; back <= kAtOnce; ++back)
-      if (back <= depth)
-        tokens[back - 1] = load_token(grid_ + static_cast<uint64_t>(depth - back) * batch_.num_slots + slots[back - 1]);
 #pragma unroll
     for (uint32_t back = 1; back <= kAtOnce; ++back)
       if (back <= depth) to[depth - back] = tokens[back - 1];
     if (depth <= kAtOnce) return;
     depth -= kAtOnce;
   }
+}
+
+// The same for tokens of other widths.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::write_other_tokens(uint32_t link, uint32_t depth, uint32_t* to) const {
+#pragma unroll 1
+  for (;;) {
+    --depth;
+    to[depth] = load_token(grid_ + static_cast<uint64_t>(depth) * batch_.num_slots + (link & (kMaxSlots - 1)));
+    if (depth == 0) return;
+    link = parent_link(link, depth - 1);
+  }
+}
+
+// Where a beam's parent came from; `row` says at which step.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::parent_link(uint32_t link, uint32_t row) const {
+  const uint32_t block = link >> kLinkBlockShift & (kBlocks - 1);
+  return simt::in_block<kBlocks>(history(row), block)[link >> kLinkBeamShift];
 }
 
 }  // namespace flashtrie

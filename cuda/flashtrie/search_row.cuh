@@ -3,52 +3,85 @@
 
 namespace flashtrie {
 
-// Puts a row into its table, 32 slots a warp at a time, until none are left, and looks for the end of sequence in the row
-// behind it, since what ends at step `row` takes its log-prob from there.
-template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::put_row(uint32_t row) {
+// Puts a row into its table, 32 slots a warp at a time, until none are left. The next ones are on their way meanwhile.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::put_row(uint32_t row) {
   const uint64_t first = grid_ + static_cast<uint64_t>(row) * batch_.num_slots;
-  const bool ends = batch_.search.eos != kNoToken && row + 1 < num_steps_;
+  auto token_of = [&](uint32_t slot) { return slot < batch_.num_slots ? load_token(first + slot) : kNoToken; };
+  auto logprob_of = [&](uint32_t slot) { return slot < batch_.num_slots ? load_logprob(first + slot) : -INFINITY; };
+  uint32_t taken = take_slots(row);
+  if (taken >= batch_.num_slots) return;
+  uint32_t token = token_of(taken + simt::lane()), best = 0;
+  float logprob = logprob_of(taken + simt::lane());
 #pragma unroll 1
-  for (;;) {
-    uint32_t slot = 0;
-    if (simt::lane() == 0) slot = simt::atomic_add(&control().row_taken[row & 1], 32);
-    slot = simt::shuffle(slot, 0);
-    if (slot >= batch_.num_slots) return;
-    slot += simt::lane();
-    if (slot >= batch_.num_slots) continue;
-    const uint64_t at = first + slot;
-    const uint32_t token = load_token(at);
-    const float logprob = load_logprob(at);
-    const uint32_t behind = ends ? load_token(at + batch_.num_slots) : kNoToken;
-    if (row > 0 || slot >= simt::num_threads()) put_slot(row, slot, token, logprob);  // else done by begin
-    if (ends && behind == batch_.search.eos) {
-      const float end = load_logprob(at + batch_.num_slots);
-      if (end < INFINITY && slot_ends(batch_.search, behind, end))
-        simt::atomic_max(&control().end_logprobs[(row + 1) & 3], ordered_score(end));
-    }
+  do {
+    const uint32_t next = take_slots(row), slot = taken + simt::lane();
+    const uint32_t next_token = token_of(next + simt::lane());
+    const float next_logprob = logprob_of(next + simt::lane());
+    const uint32_t put = put_slot(row, slot, token, logprob);
+    best = put > best ? put : best;
+    taken = next;
+    token = next_token;
+    logprob = next_logprob;
+  } while (taken < batch_.num_slots);
+  best = simt::reduce_max(best);
+  if (simt::lane() == 0) simt::atomic_max(&control().best_logprobs[row & 1], best);
+}
+
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::take_slots(uint32_t row) {
+  uint32_t taken = 0;
+  if (simt::lane() == 0) taken = simt::atomic_add(&control().row_taken[row & 1], 32);
+  return simt::shuffle(taken, 0);
+}
+
+// Looks for the end of sequence in the row behind: what ends at step `row` takes its log-prob from there. Any warps.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::find_end(uint32_t row) {
+  if (row + 1 >= num_steps_) return;
+  const uint64_t first = grid_ + static_cast<uint64_t>(row + 1) * batch_.num_slots;
+  const uint32_t team = kRowWarps * 32, place = simt::thread() - (kWarps * 32 - team);
+  if (place >= team) return;
+#pragma unroll 1
+  for (uint32_t slot = place; slot < batch_.num_slots; slot += team) {
+    const uint32_t token = load_token(first + slot);
+    if (token != batch_.search.eos) continue;
+    const float end = load_logprob(first + slot);
+    if (end < INFINITY && slot_ends(batch_.search, token, end))
+      simt::atomic_max(&control().end_logprobs[(row + 1) & 3], ordered_score(end));
   }
 }
 
-template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::put_slot(uint32_t row, uint32_t slot, uint32_t token, float logprob) {
+// Makes ready for the row after the next, once this one is done with.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::clear_row(uint32_t row) {
+  const uint32_t me = simt::thread();
+  table(row).clear();
+  if (me < kBinWords / 4) reinterpret_cast<simt::Quad*>(candidate_histogram(row + 1))[me] = {0, 0, 0, 0};
+  if (me == 0) control().row_taken[row & 1] = control().num_repeats[row & 1] = control().best_logprobs[row & 1] = 0;
+}
+
+// The slot's log-prob, ordered; 0 where it extends nothing.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::put_slot(uint32_t row, uint32_t slot, uint32_t token,
+                                                                  float logprob) {
+  if (!(logprob < INFINITY)) simt::atomic_max(&control().bad_slot, ~(row * batch_.num_slots + slot));
+  if (!slot_extends(batch_.trie, batch_.search, token, logprob)) return 0;
   // The root's children of the first row are looked for next.
   if (row == 0 && batch_.root_table && token >> batch_.root_shift < batch_.root_places)
     simt::prefetch(batch_.root_table + (token >> batch_.root_shift));
-  if (!(logprob < INFINITY)) {
-    simt::atomic_max(&control().bad_slot, ~(row * batch_.num_slots + slot));
-  } else if (slot_extends(batch_.trie, batch_.search, token, logprob) && !table(row).insert(token, logprob, slot)) {
+  if (!table(row).insert(token, logprob, slot)) {
     const uint32_t place = simt::atomic_add(&control().num_repeats[row & 1], 1);
     if (place < kMaxRepeats) control().repeats[row & 1][place] = slot;
   }
+  return ordered_score(logprob);
 }
 
 // When a row has been put in and before it is searched: tokens that came twice. Where the list of them is too short, all
 // slots are gone through again.
-template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::settle_repeats(uint32_t row) {
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::settle_repeats(uint32_t row) {
   const uint32_t count = control().num_repeats[row & 1];
-  if (count == 0) return;
   const bool listed = count <= kMaxRepeats;
 #pragma unroll 1
   for (uint32_t i = simt::thread(); i < (listed ? count : batch_.num_slots); i += simt::num_threads()) {
@@ -56,14 +89,13 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::settle_repeats(uint32_t row) {
     const uint64_t at = grid_ + static_cast<uint64_t>(row) * batch_.num_slots + slot;
     const uint32_t token = load_token(at);
     const float logprob = load_logprob(at);
-    if (slot_extends(batch_.trie, batch_.search, token, logprob) && logprob < INFINITY)
-      table(row).repeat(token, logprob, slot);
+    if (slot_extends(batch_.trie, batch_.search, token, logprob)) table(row).repeat(token, logprob, slot);
   }
 }
 
 // A search that ends early has not seen the last rows; a bad log-prob there is an error all the same.
-template <int kBlocks, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kSpill>::check_rows(uint32_t from) {
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::check_rows(uint32_t from) {
   if (from >= num_steps_ || simt::rank<kBlocks>() != 0) return;
   const uint64_t end = static_cast<uint64_t>(num_steps_) * batch_.num_slots;
 #pragma unroll 1
@@ -71,20 +103,35 @@ FT_DEVICE void GroupSearch<kBlocks, kSpill>::check_rows(uint32_t from) {
     if (!(load_logprob(grid_ + i) < INFINITY)) simt::atomic_max(&control().bad_slot, ~static_cast<uint32_t>(i));
 }
 
-template <int kBlocks, bool kSpill>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kSpill>::load_token(uint64_t at) const {
+// All rows of the query come to the second-level cache while the first ones are worked on.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::prefetch_rows() const {
+  constexpr uint32_t kLine = 128;
+  const uint64_t slots = static_cast<uint64_t>(num_steps_) * batch_.num_slots;
+  const unsigned char* tokens = static_cast<const unsigned char*>(batch_.tokens) + grid_ * batch_.token_bytes;
+  const unsigned char* logprobs = static_cast<const unsigned char*>(batch_.logprobs) + grid_ * batch_.logprob_bytes;
+  const uint64_t stride = uint64_t(kLine) * kBlocks * simt::num_threads();
+  const uint64_t begin = uint64_t(kLine) * (simt::rank<kBlocks>() * simt::num_threads() + simt::thread());
+#pragma unroll 1
+  for (uint64_t at = begin; at < slots * batch_.token_bytes; at += stride) simt::prefetch(tokens + at);
+#pragma unroll 1
+  for (uint64_t at = begin; at < slots * batch_.logprob_bytes; at += stride) simt::prefetch(logprobs + at);
+}
+
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::load_token(uint64_t at) const {
   if (batch_.token_bytes == 4) return static_cast<const uint32_t*>(batch_.tokens)[at];
   return load_other_token(batch_, at);
 }
 
-template <int kBlocks, bool kSpill>
-FT_DEVICE float GroupSearch<kBlocks, kSpill>::load_logprob(uint64_t at) const {
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE float GroupSearch<kBlocks, kWarps, kSpill>::load_logprob(uint64_t at) const {
   if (batch_.logprob_bytes == 4) return static_cast<const float*>(batch_.logprobs)[at];
   return simt::half_to_float(static_cast<const uint16_t*>(batch_.logprobs)[at]);
 }
 
-template <int kBlocks, bool kSpill>
-FT_DEVICE StepTable GroupSearch<kBlocks, kSpill>::table(uint32_t step) const {
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE StepTable GroupSearch<kBlocks, kWarps, kSpill>::table(uint32_t step) const {
   const uint32_t which = step & 1, size = 1u << batch_.log2_table;
   unsigned char* at = tables() + which * 12 * size;
   return {bitmaps() + which * kBitmapWords, reinterpret_cast<uint32_t*>(at + 8 * size), reinterpret_cast<uint64_t*>(at),

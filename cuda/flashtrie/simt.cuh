@@ -91,14 +91,27 @@ FT_DEVICE Quad load_quad(const void* at) {
   const uint4 v = __ldg(static_cast<const uint4*>(at));
   return {v.x, v.y, v.z, v.w};
 }
+struct alignas(8) Pair {
+  uint32_t x, y;
+};
+FT_DEVICE Pair load_pair(const void* at) {
+  const uint2 v = __ldg(static_cast<const uint2*>(at));
+  return {v.x, v.y};
+}
 FT_DEVICE uint64_t load_word(const uint64_t* at) { return __ldg(reinterpret_cast<const unsigned long long*>(at)); }
 FT_DEVICE uint32_t load_word(const uint32_t* at) { return __ldg(at); }
 FT_DEVICE uint16_t load_word(const uint16_t* at) { return __ldg(at); }
 
-// Asks for what is read soon: `prefetch` brings it as far as the second-level cache, `touch` to this multiprocessor.
+// Asks for what is read soon: `prefetch` brings it as far as the second-level cache, `touch` to this multiprocessor. `to` is
+// a word of shared memory that only this thread has and never reads: without a place to go, the compiler drops the load.
 FT_DEVICE void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
-FT_DEVICE void touch(const void* at) {
-  asm volatile("{\n.reg .b32 unused;\nld.global.nc.u32 unused, [%0];\n}" ::"l"(at));
+FT_DEVICE void touch(const void* at, uint32_t* to) {
+#if __CUDA_ARCH__ >= 800
+  const uint32_t place = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(place), "l"(at));
+#else
+  prefetch(at);
+#endif
 }
 
 FT_DEVICE float half_to_float(uint16_t bits) {

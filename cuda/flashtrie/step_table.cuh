@@ -56,7 +56,8 @@ struct StepTable {
 #pragma unroll 1
     for (uint32_t at = token_hash(token, log2_size);; at = (at + 1) & (size() - 1)) {
       const uint32_t there = tokens[at];
-      if (there == token) return best[at];
+      const uint64_t entry = best[at];  // side by side with the token, whatever it says
+      if (there == token) return entry;
       if (there == kNoToken) return 0;
     }
   }

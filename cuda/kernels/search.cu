@@ -7,7 +7,7 @@ namespace {
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
-constexpr int kSmallBlock = 512, kLargeBlock = 640;
+constexpr int kSmallBlock = 512, kLargeBlock = 640, kBroadBlock = 1024;  // threads
 
 }  // namespace
 }  // namespace flashtrie
@@ -16,29 +16,34 @@ using namespace flashtrie;
 
 // One block a query, two blocks a multiprocessor: throughput.
 extern "C" __global__ void __launch_bounds__(kSmallBlock, 2) search_block(const __grid_constant__ SearchBatch batch) {
-  GroupSearch<1, false>(batch, shared_memory).run();
+  GroupSearch<1, kSmallBlock / 32, false>(batch, shared_memory).run();
 }
 
 // One block a query, a multiprocessor to itself: latency of small beams, throughput of large ones.
 extern "C" __global__ void __launch_bounds__(kLargeBlock, 1) search_alone(const __grid_constant__ SearchBatch batch) {
-  GroupSearch<1, false>(batch, shared_memory).run();
+  GroupSearch<1, kLargeBlock / 32, false>(batch, shared_memory).run();
+}
+
+// One block a query, as many threads as there can be: latency of small beams.
+extern "C" __global__ void __launch_bounds__(kBroadBlock, 1) search_broad(const __grid_constant__ SearchBatch batch) {
+  GroupSearch<1, kBroadBlock / 32, false>(batch, shared_memory).run();
 }
 
 // One block a query, frontier and pools in global memory: very large beams, or little shared memory.
 extern "C" __global__ void __launch_bounds__(kSmallBlock, 1) search_spill(const __grid_constant__ SearchBatch batch) {
-  GroupSearch<1, true>(batch, shared_memory).run();
+  GroupSearch<1, kSmallBlock / 32, true>(batch, shared_memory).run();
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // A cluster of blocks a query: latency of large beams.
 extern "C" __global__ void __launch_bounds__(kLargeBlock, 1) __cluster_dims__(4)
     search_cluster4(const __grid_constant__ SearchBatch batch) {
-  GroupSearch<4, false>(batch, shared_memory).run();
+  GroupSearch<4, kLargeBlock / 32, false>(batch, shared_memory).run();
 }
 
 extern "C" __global__ void __launch_bounds__(kLargeBlock, 1) __cluster_dims__(8)
     search_cluster8(const __grid_constant__ SearchBatch batch) {
-  GroupSearch<8, false>(batch, shared_memory).run();
+  GroupSearch<8, kLargeBlock / 32, false>(batch, shared_memory).run();
 }
 #endif
 
@@ -46,6 +51,14 @@ extern "C" __global__ void build_root_table(TrieView trie, uint32_t root_last, i
                                             uint32_t* table) {
   const uint32_t place = blockIdx.x * blockDim.x + threadIdx.x;
   if (place <= num_places) table[place] = root_table_entry(trie, root_last, shift, place);
+}
+
+// The arrays of node_tags.cuh, a thread a node.
+extern "C" __global__ void __launch_bounds__(256) tag_nodes(TrieView trie, uint32_t* tags, LineHead* heads) {
+  const uint64_t node = blockIdx.x * 256ull + threadIdx.x;
+  if (node >= trie.num_nodes) return;
+  tags[node] = make_tag(trie, static_cast<uint32_t>(node));
+  if (node % kLineNodes == 0) heads[node / kLineNodes] = make_head(trie, static_cast<uint32_t>(node / kLineNodes));
 }
 
 extern "C" __global__ void __launch_bounds__(kSmallBlock) pack_hits(const __grid_constant__ SearchBatch batch,

@@ -21,6 +21,7 @@ NO_TOKEN = 0xFFFF_FFFF
 KERNELS = {
     "search_block": (1, 2, 512),
     "search_alone": (1, 1, 640),
+    "search_broad": (1, 1, 1024),
     "search_cluster4": (4, 1, 640),
     "search_cluster8": (8, 1, 640),
     "search_spill": (1, 1, 512),
@@ -33,12 +34,13 @@ _SMALL, _MEDIUM = 128, 400
 _BITMAP_WORDS = 2048
 _BIN_WORDS = 1024
 _MAX_TIES = 256
-_QUEUE_PLACES = 20 * 64
-_CONTROL_BYTES = 1040
-_POOL_SLACK = 640
-_MIN_BUDGET = 2 * _POOL_SLACK
+_WINDOW_PLACES = 1024
+_QUEUE_PLACES = 96
+_ROW_WARPS = 4
+_CONTROL_BYTES = 2064
+_STARTS_BEHIND = 36
 _SPILL_BUDGET = 8192
-_ENTRY_BYTES = 20
+_CANDIDATE_BYTES, _RESULT_BYTES = 20, 18
 
 TRIE = np.dtype(
     [
@@ -58,7 +60,7 @@ SEARCH = np.dtype(
 
 BATCH = np.dtype(
     [
-        ("trie", TRIE), ("search", SEARCH), ("root_table", "u8"), ("tokens", "u8"), ("logprobs", "u8"),
+        ("trie", TRIE), ("search", SEARCH), ("tags", "u8"), ("heads", "u8"), ("root_table", "u8"), ("tokens", "u8"), ("logprobs", "u8"),
         ("beam_widths", "u8"), ("result_limits", "u8"), ("step_counts", "u8"), ("counters", "u8"), ("history", "u8"),
         ("workspace", "u8"), ("num_hits", "u8"), ("num_tokens", "u8"), ("bad_slots", "u8"), ("key_ids", "u8"),
         ("scores", "u8"), ("normalised_scores", "u8"), ("token_ends", "u8"), ("hit_tokens", "u8"), ("phases", "u8"),
@@ -143,10 +145,25 @@ def log2_table(num_slots: int) -> int:
     return max(6, (2 * num_slots - 1).bit_length()) if num_slots else 6
 
 
-def _fixed_bytes(blocks_per_group: int) -> int:
+def _fixed_bytes(num_threads: int) -> int:
     """Shared memory of a block that does not depend on the shape of its search."""
-    histograms = (3 if blocks_per_group == 1 else 5) * _BIN_WORDS * 4
-    return _CONTROL_BYTES + 2 * _BITMAP_WORDS * 4 + histograms + _MAX_TIES * 8 + 8 * _QUEUE_PLACES
+    queues = 8 * _QUEUE_PLACES * (num_threads // 32 - _ROW_WARPS)
+    tables = 2 * _BITMAP_WORDS * 4 + 3 * _BIN_WORDS * 4 + _MAX_TIES * 8 + 2 * _WINDOW_PLACES
+    return _CONTROL_BYTES + tables + queues + 4 * num_threads
+
+
+def _beam_places(beams: int, blocks_per_group: int) -> int:
+    """Beams that a block may hold: of a cluster's, each sends each its share."""
+    return beams if blocks_per_group == 1 else beams // blocks_per_group + blocks_per_group
+
+
+def _pool_bytes(candidate_places: int, result_places: int) -> int:
+    return _CANDIDATE_BYTES * candidate_places + _RESULT_BYTES * result_places
+
+
+def _frontier_bytes(beams: int, blocks_per_group: int) -> int:
+    arrivals = 0 if blocks_per_group == 1 else 16 * beams
+    return 20 * _beam_places(beams, blocks_per_group) + 4 * _STARTS_BEHIND + arrivals
 
 
 def _table_bytes(num_slots: int) -> int:
@@ -173,11 +190,12 @@ def plan_launch(
         launch = _in_shared(name, shape, num_queries, num_multiprocessors, shared_bytes)
         if launch is not None:
             return launch
-    beams, results = _up(shape.beam_width, 4), _up(shape.num_results, 4)
+    beams, results = _up(shape.beam_width, 32), _up(shape.num_results, 4)
     places = max(beams, results) + _SPILL_BUDGET, results + _SPILL_BUDGET
-    workspace = _table_bytes(shape.num_slots) + 16 * beams + _ENTRY_BYTES * sum(places)
+    workspace = _table_bytes(shape.num_slots) + _frontier_bytes(beams, 1) + _pool_bytes(*places)
+    threads = KERNELS["search_spill"][2]
     return Launch(
-        "search_spill", 1, KERNELS["search_spill"][2], min(num_queries, num_multiprocessors), _fixed_bytes(1), beams,
+        "search_spill", 1, threads, min(num_queries, num_multiprocessors), _fixed_bytes(threads), beams,
         results, *places, log2_table(shape.num_slots), _history_words(shape, beams), _up(workspace, 256),
     )  # fmt: skip
 
@@ -190,20 +208,23 @@ def _in_shared(
     name: str, shape: Shape, num_queries: int, num_multiprocessors: int, shared_bytes: int
 ) -> Launch | None:
     blocks, resident, num_threads = KERNELS[name]
-    beams, results = _up(shape.beam_width, 4), _up(shape.num_results, 4)
-    fixed = _fixed_bytes(blocks) + _table_bytes(shape.num_slots) + 16 * beams
+    beams, results = _up(shape.beam_width, 32), _up(shape.num_results, 4)
+    fixed = _fixed_bytes(num_threads) + _table_bytes(shape.num_slots) + _frontier_bytes(beams, blocks)
     # Each resident block also costs the multiprocessor a KiB of its own.
     spare = (shared_bytes + 1024) // resident - 1024 - fixed
-    least = _ENTRY_BYTES * (max(beams, results) + results + 2 * _MIN_BUDGET)
+    budget = 2 * (num_threads - 32 * _ROW_WARPS)  # a pool's free places: all that expand may have begun to add 32
+    least = _pool_bytes(max(beams, results) + budget, results + budget)
+    history = _history_words(shape, _beam_places(beams, blocks))
+    # The history is written once and read once; the pools matter more. A cluster's must be where all blocks reach it.
+    in_shared = blocks > 1 or spare - 4 * history >= 2 * least
+    if in_shared:
+        spare -= 4 * history
     if spare < least:
         return None
-    history = _history_words(shape, beams)
-    # The history is written once and read once; the pools matter more.
-    in_shared = spare - 4 * history >= 3 * least
-    extra = (spare - (4 * history if in_shared else 0) - least) // _ENTRY_BYTES
-    candidate_places = max(beams, results) + _MIN_BUDGET + extra * 2 // 5 // 4 * 4
-    result_places = results + _MIN_BUDGET + extra * 3 // 5 // 4 * 4
-    used = fixed + _ENTRY_BYTES * (candidate_places + result_places) + (4 * history if in_shared else 0)
+    extra = spare - least
+    candidate_places = max(beams, results) + budget + extra * 2 // 5 // _CANDIDATE_BYTES // 4 * 4
+    result_places = results + budget + extra * 3 // 5 // _RESULT_BYTES // 4 * 4
+    used = fixed + _pool_bytes(candidate_places, result_places) + (4 * history if in_shared else 0)
     return Launch(
         name, blocks, num_threads, min(num_queries, max(num_multiprocessors // blocks, 1) * resident), used, beams,
         results, candidate_places, result_places, log2_table(shape.num_slots), 0 if in_shared else history, 0,

@@ -92,7 +92,7 @@ class SearchSession:
         batch["root_table"], batch["root_shift"], batch["root_places"] = (
             trie.root_table, trie.root_shift, trie.root_places,
         )  # fmt: skip
-        batch["root_last"] = trie.root_last
+        batch["root_last"], batch["tags"], batch["heads"] = trie.root_last, trie.tags, trie.heads
         batch["scan_limit"] = max(_MIN_SCAN_LIMIT, _SCAN_PER_SLOT * self.num_slots)
         batch["num_steps"], batch["num_slots"], batch["max_depth"] = (
             self.num_steps,

@@ -11,7 +11,7 @@ from flashtrie_cli.engine.cuda_layout import TRIE, root_end
 from flashtrie_cli.engine.cuda_loader import Device, load_kernels
 from flashtrie_cli.errors import EngineUnavailable
 
-_MAX_ROOT_PLACES = 1 << 21
+_MAX_ROOT_PLACES = 1 << 22
 _MIN_ROOT_FAN_OUT = 4096
 """A smaller root is scanned like any other node."""
 
@@ -33,8 +33,9 @@ class DeviceTrie:
             "high_flags": np.asarray(trie.high_flags),
             "high_bits": np.asarray(trie.label_high),
         }
+        num_lines = -(-self.num_nodes // 64)
         needed = sum(array.nbytes for array in arrays.values())
-        self._check_room(needed)
+        self._check_room(needed + 4 * self.num_nodes + 8 * num_lines)
         self._memory: list[Any] = []
         view = np.zeros((), TRIE)
         for name, array in arrays.items():
@@ -45,6 +46,8 @@ class DeviceTrie:
             trie.high_width,
         )
         self.view: npt.NDArray[Any] = view
+        self.tags, self.heads = self._allocate(4 * self.num_nodes + 64), self._allocate(8 * num_lines)
+        self._tag_nodes()
         self.root_last = root_end(arrays["louds"])
         self.root_table, self.root_shift, self.root_places = 0, 0, 0
         if self.root_last > _MIN_ROOT_FAN_OUT:
@@ -85,6 +88,12 @@ class DeviceTrie:
         for at in range(0, raw.nbytes, _CHUNK_BYTES):
             cuda.memcpy_htod(address + at, raw[at : at + _CHUNK_BYTES])
         return address
+
+    def _tag_nodes(self) -> None:
+        """What the search reads of a matching node, taken from louds and high parts once (``cuda/flashtrie/node_tags.cuh``)."""
+        function = load_kernels("search", self.device).get_function("tag_nodes")
+        function.prepare([self.view.dtype, np.uint64, np.uint64])
+        function.prepared_call((-(-self.num_nodes // 256), 1), (256, 1, 1), self.view.tobytes(), self.tags, self.heads)
 
     def _build_root_table(self, trie: Any) -> None:
         largest = self._root_label(trie)

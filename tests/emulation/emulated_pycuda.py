@@ -66,7 +66,7 @@ class Function:
 
 
 class EmulatedDriver(types.ModuleType):
-    """In the place of ``pycuda.driver``; ``launched`` lists the kernels by name."""
+    """In the place of ``pycuda.driver``; ``launched`` lists the kernels that search, by name."""
 
     def __init__(self, library: ctypes.CDLL):
         super().__init__("pycuda.driver")
@@ -156,7 +156,6 @@ class EmulatedDriver(types.ModuleType):
         return types.SimpleNamespace(get_function=lambda name: Function(self, name))
 
     def launch(self, name: str, blocks: int, threads: int, shared: int, arguments: tuple[Any, ...]) -> None:
-        self.launched.append(name)
         self.seed += 1
         if name == "build_root_table":
             view, root_last, shift, places, table = arguments
@@ -165,6 +164,11 @@ class EmulatedDriver(types.ModuleType):
                 ctypes.c_void_p(table),
             )  # fmt: skip
             return
+        if name == "tag_nodes":
+            view, tags, heads = arguments
+            self.library.emulate_tags(ctypes.c_char_p(view), ctypes.c_void_p(tags), ctypes.c_void_p(heads))
+            return
+        self.launched.append(name)
         batch = ctypes.create_string_buffer(arguments[0], BATCH.itemsize)
         if name == "pack_hits":
             packed = ctypes.create_string_buffer(arguments[1], len(arguments[1]))

@@ -5,6 +5,13 @@
 
 using namespace flashtrie;
 
+template <int kBlocks, int kWarps>
+void sizes(const SearchBatch* batch, uint64_t* fixed, uint64_t* large) {
+  using Places = SharedPlaces<kBlocks, kWarps>;
+  *fixed = Places::kTables;
+  *large = Places::table_bytes(*batch) + Places::large_bytes(*batch);
+}
+
 extern "C" {
 
 // 0 finished; 1 the threads wait for each other for ever; 2 no such kernel.
@@ -12,10 +19,12 @@ int emulate_search(const SearchBatch* batch, const char* kernel, uint32_t num_bl
                    size_t shared_bytes, uint32_t seed) {
   const std::string name = kernel;
   auto run = [&](auto search, uint32_t blocks) { return simt::launch(num_blocks, blocks, num_threads, shared_bytes, seed, search) ? 0 : 1; };
-  if (name == "search_block" || name == "search_alone") return run([&](unsigned char* shared) { GroupSearch<1, false>(*batch, shared).run(); }, 1);
-  if (name == "search_spill") return run([&](unsigned char* shared) { GroupSearch<1, true>(*batch, shared).run(); }, 1);
-  if (name == "search_cluster4") return run([&](unsigned char* shared) { GroupSearch<4, false>(*batch, shared).run(); }, 4);
-  if (name == "search_cluster8") return run([&](unsigned char* shared) { GroupSearch<8, false>(*batch, shared).run(); }, 8);
+  if (name == "search_block") return run([&](unsigned char* shared) { GroupSearch<1, 16, false>(*batch, shared).run(); }, 1);
+  if (name == "search_alone") return run([&](unsigned char* shared) { GroupSearch<1, 20, false>(*batch, shared).run(); }, 1);
+  if (name == "search_broad") return run([&](unsigned char* shared) { GroupSearch<1, 32, false>(*batch, shared).run(); }, 1);
+  if (name == "search_spill") return run([&](unsigned char* shared) { GroupSearch<1, 16, true>(*batch, shared).run(); }, 1);
+  if (name == "search_cluster4") return run([&](unsigned char* shared) { GroupSearch<4, 20, false>(*batch, shared).run(); }, 4);
+  if (name == "search_cluster8") return run([&](unsigned char* shared) { GroupSearch<8, 20, false>(*batch, shared).run(); }, 8);
   return 2;
 }
 
@@ -30,6 +39,11 @@ void emulate_root_table(const TrieView* trie, uint32_t root_last, int shift, uin
   for (uint32_t place = 0; place <= num_places; ++place) table[place] = root_table_entry(*trie, root_last, shift, place);
 }
 
+void emulate_tags(const TrieView* trie, uint32_t* tags, LineHead* heads) {
+  for (uint32_t node = 0; node < trie->num_nodes; ++node) tags[node] = make_tag(*trie, node);
+  for (uint32_t line = 0; line * kLineNodes < trie->num_nodes; ++line) heads[line] = make_head(*trie, line);
+}
+
 // Barriers of a block and of a group, and reads of 16, 8, 4 and 2 bytes and touches, since the last call.
 void take_counts(uint64_t* to) {
   const simt::Counts& c = simt::counts();
@@ -39,8 +53,11 @@ void take_counts(uint64_t* to) {
 }
 
 uint64_t search_batch_size() { return sizeof(SearchBatch); }
-void search_sizes(const SearchBatch* batch, uint32_t num_blocks, uint64_t* fixed, uint64_t* large) {
-  *fixed = num_blocks == 1 ? SharedPlaces<1>::kTables : SharedPlaces<8>::kTables;
-  *large = SharedPlaces<1>::table_bytes(*batch) + SharedPlaces<1>::large_bytes(*batch);
+// Bytes of a block's shared memory: of fixed size, and the rest.
+void search_sizes(const SearchBatch* batch, uint32_t num_blocks, uint32_t num_threads, uint64_t* fixed, uint64_t* large) {
+  if (num_threads == 1024) return sizes<1, 32>(batch, fixed, large);
+  if (num_threads == 512) return sizes<1, 16>(batch, fixed, large);
+  if (num_blocks == 1) return sizes<1, 20>(batch, fixed, large);
+  return num_blocks == 4 ? sizes<4, 20>(batch, fixed, large) : sizes<8, 20>(batch, fixed, large);
 }
 }

@@ -196,7 +196,7 @@ inline void sync_part(int part, uint32_t num_threads) {
   meet(meeting);
 }
 inline void prefetch(const void*) {}
-inline void touch(const void* at) {
+inline void touch(const void* at, uint32_t*) {
   ++counts().touches;
   volatile uint32_t unused = *static_cast<const uint32_t*>(at);  // so that a bad address shows
   (void)unused;
@@ -282,6 +282,16 @@ inline Quad load_quad(const void* at) {
   Quad quad;
   memcpy(&quad, at, sizeof quad);
   return quad;
+}
+struct Pair {
+  uint32_t x, y;
+};
+inline Pair load_pair(const void* at) {
+  if (reinterpret_cast<uintptr_t>(at) % 8 != 0) abort();
+  ++counts().reads8;
+  Pair pair;
+  memcpy(&pair, at, sizeof pair);
+  return pair;
 }
 template <typename T>
 T load_word(const T* at) {

@@ -44,8 +44,8 @@ def _address(array: np.ndarray[Any, Any] | None) -> int:
 
 def large_of(batch: Any) -> int:
     """Bytes of tables, frontier and pools."""
-    entries = int(batch["candidate_places"]) + int(batch["result_places"])
-    return (24 << int(batch["log2_table"])) + 16 * int(batch["beam_capacity"]) + 20 * entries + 64
+    pools = 20 * int(batch["candidate_places"]) + 18 * int(batch["result_places"])
+    return (24 << int(batch["log2_table"])) + 20 * int(batch["beam_capacity"]) + pools + 256
 
 
 class EmulatedEngine:
@@ -84,6 +84,11 @@ class EmulatedEngine:
             trie.high_width,
         )
         self.view = view
+        self._tags = np.zeros(trie.num_nodes + 8, np.uint32)
+        self._heads = np.zeros((trie.num_nodes + 63) // 64, np.uint64)
+        library.emulate_tags(
+            *(ctypes.c_void_p(array.ctypes.data) for array in (self.view, self._tags, self._heads))
+        )
         self.root_last = cuda_layout.root_end(np.asarray(trie.louds))
 
     def _root_table(self, batch: Any) -> Any:
@@ -128,6 +133,7 @@ class EmulatedEngine:
         if self.places:
             batch["candidate_places"], batch["result_places"] = self.places
         batch["trie"] = self.view
+        batch["tags"], batch["heads"] = self._tags.ctypes.data, self._heads.ctypes.data
         factors = plan.length_factors(num_steps)
         search = batch["search"]
         search["token_threshold"], search["sequence_threshold"] = (
@@ -171,7 +177,9 @@ class EmulatedEngine:
             batch[name] = _address(array)
         fixed, large = ctypes.c_uint64(), ctypes.c_uint64()
         pointer = ctypes.c_void_p(batch.ctypes.data)
-        self.library.search_sizes(pointer, launch.blocks_per_group, ctypes.byref(fixed), ctypes.byref(large))
+        self.library.search_sizes(
+            pointer, launch.blocks_per_group, launch.num_threads, ctypes.byref(fixed), ctypes.byref(large)
+        )
         needed = fixed.value + (0 if launch.workspace_bytes else large.value)
         if not self.places:
             assert needed == launch.shared_bytes, (needed, launch)

@@ -139,8 +139,8 @@ def test_every_launch_fits_its_multiprocessor(
     launch = plan_launch(shape, queries, arch=arch, num_multiprocessors=80, shared_bytes=shared)
     assert launch.shared_bytes <= shared
     most = max(launch.beam_capacity, launch.result_capacity)
-    assert launch.candidate_places >= most + 2 * 640
-    assert launch.result_places >= launch.result_capacity + 2 * 640
+    assert launch.candidate_places >= most + 2 * (launch.num_threads - 128)
+    assert launch.result_places >= launch.result_capacity + 2 * (launch.num_threads - 128)
     assert launch.candidate_places % 4 == launch.result_places % 4 == launch.beam_capacity % 4 == 0
     assert arch >= 90 or launch.blocks_per_group == 1
 
