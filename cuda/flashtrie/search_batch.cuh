@@ -3,6 +3,7 @@
 #pragma once
 #include "node_tags.cuh"
 #include "pool.cuh"
+#include "step_table.cuh"
 #include "search.cuh"
 
 namespace flashtrie {
@@ -10,7 +11,6 @@ namespace flashtrie {
 constexpr uint32_t kQueuePlaces = 96;    // matches that wait to be judged, a warp: fewer than 32, and two a lane more
 constexpr uint32_t kRowWarps = 4;        // warps that load the next row while the others expand
 constexpr uint32_t kWindowPlaces = 1024; // windows of 32 label groups whose first beam is noted
-constexpr uint32_t kMaxRepeats = 64;   // slots with a token that an earlier one has, settled together
 constexpr uint32_t kMaxBeamWidth = 4096;
 constexpr uint32_t kMaxSlots = 4096;
 constexpr uint32_t kNoSlot = 0xffffffffu;
@@ -65,7 +65,6 @@ struct alignas(16) SearchControl {
   uint32_t again[2];           // by round parity: a pool of the group is full
   uint32_t num_ties[2];        // candidates, results
   uint32_t row_taken[2];       // by parity of the row: slots that a warp has taken
-  uint32_t num_repeats[2];     // by parity of the row
   uint32_t best_logprobs[2];   // by parity of the row, ordered: no slot of the row has more
   uint32_t end_logprobs[4];    // by step: ordered log-prob of the end of sequence, 0 where not proposed
   uint32_t bad_slot;           // complement of the first slot with a NaN or +inf; 0: none
@@ -78,7 +77,6 @@ struct alignas(16) SearchControl {
   uint32_t floor_bins[2][8];   // by block: a bin that so many of its entries reach that those of the group are n
   uint32_t chunk_totals[8][kChunks];  // by block: entries of its histogram
   uint32_t result_totals[kChunks], warp_sums[kChunks];
-  uint32_t repeats[2][kMaxRepeats];
   uint32_t next_query;  // the last, and not cleared between queries
 };
 
@@ -105,7 +103,11 @@ struct SharedPlaces {
   FT_HD static uint32_t beam_places(const SearchBatch& batch) {
     return kBlocks == 1 ? batch.beam_capacity : batch.beam_capacity / kBlocks + kBlocks;
   }
-  FT_HD static uint32_t table_bytes(const SearchBatch& batch) { return 2 * (12u << batch.log2_table); }
+  FT_HD static uint32_t slot_places(const SearchBatch& batch) { return (batch.num_slots + 7) & ~7u; }
+  // Of one of the two step tables.
+  FT_HD static uint32_t table_bytes(const SearchBatch& batch) {
+    return (4u << batch.log2_table) + StepTable::kSlotBytes * slot_places(batch);
+  }
   // Beams, their starts with 32 more behind them, and in a cluster those that arrive.
   FT_HD static uint32_t frontier_bytes(const SearchBatch& batch) {
     return 20 * beam_places(batch) + 4 * kStartsBehind + (kBlocks == 1 ? 0 : 16 * batch.beam_capacity);

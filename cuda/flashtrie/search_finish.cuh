@@ -17,8 +17,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::finish() {
   uint64_t cut = 0;
   uint32_t num_gathered = found;
   if (found > result_limit_ && found > kCompareAll) {
-    cut = pool_cut_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 1, result_limit_);
-    num_gathered = result_limit_;
+    cut = pool_cut_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 1, result_limit_, true);
+    num_gathered = result_limit_ - control().wanted + (cut == bin_start(control().bin) ? control().in_bin : control().wanted);
   }
   gather(cut);
   simt::sync_group<kBlocks>();
@@ -33,7 +33,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::finish() {
   if (num_gathered <= kCompareAll)
     rank_all(num_gathered, num_hits);
   else
-    sort(num_hits);
+    sort(num_gathered);
   write_hits(num_hits);
 }
 
@@ -85,7 +85,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::rank_all(uint32_t num_gathe
 // Leaves the places of the gathered hits, best first, in the second half of the bitmaps' memory. Bins between the
 // worst and the best score, each hit at its bin's place, then a comparison with the few others in the bin.
 template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::sort(uint32_t num_hits) {
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::sort(uint32_t count) {
   uint16_t* by_bin = reinterpret_cast<uint16_t*>(bitmaps());
   uint16_t* sorted = by_bin + kMaxBeamWidth;
   uint16_t* turns = sorted;  // of a hit within its bin; read before `sorted` is written
@@ -101,7 +101,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::sort(uint32_t num_hits) {
 
   uint32_t most = 0;
 #pragma unroll 1
-  for (uint32_t i = me; i < num_hits; i += simt::num_threads()) {
+  for (uint32_t i = me; i < count; i += simt::num_threads()) {
     const uint32_t bin = bin_of(keys[i]), half = 16 * (bin & 1);
     const uint32_t turn = (simt::atomic_add(&counts[bin >> 1], 1u << half) >> half) & 0xffff;
     turns[i] = static_cast<uint16_t>(turn);
@@ -111,7 +111,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::sort(uint32_t num_hits) {
   if (lane == 0) simt::atomic_max(&control().most_in_bin, most);
   simt::sync_block();
   if (control().most_in_bin > kCrowdedBin) 
-    return sort_crowded_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, SearchState(*this), num_hits);
+    return sort_crowded_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, SearchState(*this), count);
   sum_chunks(counts, control().result_totals);
   simt::sync_block();
 #pragma unroll 1
@@ -125,13 +125,13 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::sort(uint32_t num_hits) {
   }
   simt::sync_block();
 #pragma unroll 1
-  for (uint32_t i = me; i < num_hits; i += simt::num_threads())
+  for (uint32_t i = me; i < count; i += simt::num_threads())
     by_bin[begins[bin_of(keys[i])] + turns[i]] = static_cast<uint16_t>(i);
   simt::sync_block();
 #pragma unroll 1
-  for (uint32_t at = me; at < num_hits; at += simt::num_threads()) {
+  for (uint32_t at = me; at < count; at += simt::num_threads()) {
     const uint64_t key = keys[by_bin[at]];
-    const uint32_t bin = bin_of(key), begin = begins[bin], end = bin > 0 ? begins[bin - 1] : num_hits;
+    const uint32_t bin = bin_of(key), begin = begins[bin], end = bin > 0 ? begins[bin - 1] : count;
     uint32_t better = 0;
 #pragma unroll 4
     for (uint32_t other = begin; other < end; ++other) better += keys[by_bin[other]] > key;
@@ -142,16 +142,16 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::sort(uint32_t num_hits) {
 
 // The same by a bitonic sort, for hits whose scores are much alike.
 template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::sort_crowded(uint32_t num_hits) {
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::sort_crowded(uint32_t count) {
   uint16_t* sorted = reinterpret_cast<uint16_t*>(bitmaps()) + kMaxBeamWidth;
   const uint64_t* keys = candidates().keys;
   uint32_t size = 2;
 #pragma unroll 1
-  while (size < num_hits) size *= 2;
+  while (size < count) size *= 2;
 #pragma unroll 1
   for (uint32_t i = simt::thread(); i < size; i += simt::num_threads()) sorted[i] = static_cast<uint16_t>(i);
   simt::sync_block();
-  auto key_at = [&](uint32_t place) { return place < num_hits ? keys[place] : 0; };
+  auto key_at = [&](uint32_t place) { return place < count ? keys[place] : 0; };
 #pragma unroll 1
   for (uint32_t run = 2; run <= size; run *= 2) {
 #pragma unroll 1
@@ -184,6 +184,11 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::write_hits(uint32_t num_hit
     const uint32_t place = here ? sorted[from + me] : 0;
     const ChildRange hit = here ? candidates().ranges()[place] : ChildRange{};  // score as bits, depth
     const uint32_t depth = hit.last;
+    const uint64_t key = here ? candidates().keys[place] : 0;
+    // Asked for now, needed last.
+    const NodeLine* line = &batch_.trie.lines[here ? key_node(key) >> 6 : 0];
+    const uint64_t terminal = simt::load_word(&line->terminal);
+    const uint32_t rank = simt::load_word(&line->terminal_rank);
     const uint32_t upto = inclusive_scan(depth);
     if (lane == 31) control().warp_sums[me >> 5] = upto;
     simt::sync_block();
@@ -191,11 +196,9 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::write_hits(uint32_t num_hit
     const uint32_t end = written + simt::reduce_add(lane < (me >> 5) ? sum : 0) + upto;
     written += simt::reduce_add(sum);
     if (here) {
-      const uint64_t key = candidates().keys[place];
       const uint64_t at = first_hit + from + me;
-      simt::touch(&batch_.trie.lines[key_node(key) >> 6], touched());
       write_tokens(candidates().links()[place], depth, tokens + end - depth);
-      batch_.key_ids[at] = key_id(batch_.trie, key_node(key));
+      batch_.key_ids[at] = rank + popcount64(terminal & ((uint64_t(1) << (key_node(key) & 63)) - 1));
       batch_.scores[at] = bits_float(hit.first);
       batch_.normalised_scores[at] = key_score(key);
       batch_.token_ends[at] = end;

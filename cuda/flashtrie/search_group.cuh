@@ -7,7 +7,6 @@
 // row into the other table. Order comes from the rank keys alone, never from threads.
 #pragma once
 #include "search_batch.cuh"
-#include "step_table.cuh"
 
 namespace flashtrie {
 
@@ -38,14 +37,13 @@ class GroupSearch : private SearchState {
   FT_DEVICE void prune();
   FT_DEVICE void put_row(uint32_t row);
   FT_DEVICE void find_end(uint32_t row);
-  FT_DEVICE void settle_repeats(uint32_t row);
   FT_DEVICE void check_rows(uint32_t from);
   FT_DEVICE uint32_t find_beam(uint32_t group) const;
   FT_DEVICE uint32_t find_wide(ChildRange range, uint32_t slot) const;
   FT_DEVICE void raise_floor(int which, uint32_t share);
-  FT_DEVICE uint64_t pool_cut(int which, uint32_t n);
+  FT_DEVICE uint64_t pool_cut(int which, uint32_t n, bool is_rough);
   FT_DEVICE uint64_t search_cut(int which, uint32_t n);
-  FT_DEVICE void sort_crowded(uint32_t num_hits);
+  FT_DEVICE void sort_crowded(uint32_t count);
   FT_DEVICE void write_other_tokens(uint32_t link, uint32_t depth, uint32_t* to) const;
   FT_DEVICE const SearchState& state() const { return *this; }
 
@@ -114,7 +112,7 @@ class GroupSearch : private SearchState {
   // search_finish.cuh
   FT_DEVICE void finish();
   FT_DEVICE void gather(uint64_t cut);
-  FT_DEVICE void sort(uint32_t num_hits);
+  FT_DEVICE void sort(uint32_t count);
   FT_DEVICE void rank_all(uint32_t num_gathered, uint32_t num_hits);
   FT_DEVICE void write_hits(uint32_t num_hits);
   FT_DEVICE void write_tokens(uint32_t link, uint32_t depth, uint32_t* to) const;
@@ -139,7 +137,7 @@ class GroupSearch : private SearchState {
   FT_DEVICE uint64_t* queues() const { return reinterpret_cast<uint64_t*>(shared_ + Places::kQueues); }  // beam, node
   FT_DEVICE uint32_t* touched() const { return reinterpret_cast<uint32_t*>(shared_ + Places::kTouched) + simt::thread(); }
   FT_DEVICE unsigned char* tables() const { return kSpill ? workspace_ : shared_ + Places::kTables; }
-  FT_DEVICE unsigned char* large() const { return tables() + Places::table_bytes(batch_); }
+  FT_DEVICE unsigned char* large() const { return tables() + 2 * Places::table_bytes(batch_); }
   // The frontier: beams, where their label groups start, and in a cluster what arrives of the next one.
   FT_DEVICE Beam* beams() const { return reinterpret_cast<Beam*>(large()); }
   FT_DEVICE uint32_t* beam_starts() const { return reinterpret_cast<uint32_t*>(beams() + Places::beam_places(batch_)); }
@@ -188,10 +186,6 @@ FT_OUTLINE void find_end_outlined(const SearchBatch& batch, unsigned char* share
   GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).find_end(row);
 }
 template <int kBlocks, int kWarps, bool kSpill>
-FT_OUTLINE void settle_repeats_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state, uint32_t row) {
-  GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).settle_repeats(row);
-}
-template <int kBlocks, int kWarps, bool kSpill>
 FT_OUTLINE void check_rows_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state) {
   GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).check_rows(state.step_ + 1);
 }
@@ -212,8 +206,8 @@ FT_OUTLINE void raise_floor_outlined(const SearchBatch& batch, unsigned char* sh
 }
 template <int kBlocks, int kWarps, bool kSpill>
 FT_OUTLINE uint64_t pool_cut_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state, int which,
-                                      uint32_t n) {
-  return GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).pool_cut(which, n);
+                                      uint32_t n, bool is_rough) {
+  return GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).pool_cut(which, n, is_rough);
 }
 template <int kBlocks, int kWarps, bool kSpill>
 FT_OUTLINE uint64_t search_cut_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state, uint32_t n,
@@ -227,8 +221,8 @@ FT_OUTLINE void write_other_tokens_outlined(const SearchBatch& batch, unsigned c
 }
 template <int kBlocks, int kWarps, bool kSpill>
 FT_OUTLINE void sort_crowded_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state,
-                                      uint32_t num_hits) {
-  GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).sort_crowded(num_hits);
+                                      uint32_t count) {
+  GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).sort_crowded(count);
 }
 
 template <int kBlocks, int kWarps, bool kSpill>
@@ -326,7 +320,6 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::begin(uint32_t query) {
       put_row_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 0);
       simt::sync_block();
     }
-    if (control().num_repeats[0] != 0) settle_repeats_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 0);
   }
   simt::sync_group<kBlocks>();
   lap(kPhaseBegin);
@@ -370,8 +363,6 @@ FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::step() {
     lap(kPhasePrune);
   }
   if (is_last_) return false;
-  if (control().num_repeats[(step_ + 1) & 1] != 0)
-    settle_repeats_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), step_ + 1);
   clear_row(step_);
   const uint32_t num_candidates = group_entries(0);
   if (me < 8) control().floor_bins[0][me] = 0;

@@ -58,7 +58,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::clear_row(uint32_t row) {
   const uint32_t me = simt::thread();
   table(row).clear();
   if (me < kBinWords / 4) reinterpret_cast<simt::Quad*>(candidate_histogram(row + 1))[me] = {0, 0, 0, 0};
-  if (me == 0) control().row_taken[row & 1] = control().num_repeats[row & 1] = control().best_logprobs[row & 1] = 0;
+  if (me == 0) control().row_taken[row & 1] = control().best_logprobs[row & 1] = 0;
 }
 
 // The slot's log-prob, ordered; 0 where it extends nothing.
@@ -70,27 +70,8 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::put_slot(uint32_t row, 
   // The root's children of the first row are looked for next.
   if (row == 0 && batch_.root_table && token >> batch_.root_shift < batch_.root_places)
     simt::prefetch(batch_.root_table + (token >> batch_.root_shift));
-  if (!table(row).insert(token, logprob, slot)) {
-    const uint32_t place = simt::atomic_add(&control().num_repeats[row & 1], 1);
-    if (place < kMaxRepeats) control().repeats[row & 1][place] = slot;
-  }
+  table(row).insert(token, logprob, slot);
   return ordered_score(logprob);
-}
-
-// When a row has been put in and before it is searched: tokens that came twice. Where the list of them is too short, all
-// slots are gone through again.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::settle_repeats(uint32_t row) {
-  const uint32_t count = control().num_repeats[row & 1];
-  const bool listed = count <= kMaxRepeats;
-#pragma unroll 1
-  for (uint32_t i = simt::thread(); i < (listed ? count : batch_.num_slots); i += simt::num_threads()) {
-    const uint32_t slot = listed ? control().repeats[row & 1][i] : i;
-    const uint64_t at = grid_ + static_cast<uint64_t>(row) * batch_.num_slots + slot;
-    const uint32_t token = load_token(at);
-    const float logprob = load_logprob(at);
-    if (slot_extends(batch_.trie, batch_.search, token, logprob)) table(row).repeat(token, logprob, slot);
-  }
 }
 
 // A search that ends early has not seen the last rows; a bad log-prob there is an error all the same.
@@ -106,12 +87,12 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::check_rows(uint32_t from) {
 // All rows of the query come to the second-level cache while the first ones are worked on.
 template <int kBlocks, int kWarps, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::prefetch_rows() const {
-  constexpr uint32_t kLine = 128;
+  constexpr uint32_t kSector = 32;  // what one of them brings
   const uint64_t slots = static_cast<uint64_t>(num_steps_) * batch_.num_slots;
   const unsigned char* tokens = static_cast<const unsigned char*>(batch_.tokens) + grid_ * batch_.token_bytes;
   const unsigned char* logprobs = static_cast<const unsigned char*>(batch_.logprobs) + grid_ * batch_.logprob_bytes;
-  const uint64_t stride = uint64_t(kLine) * kBlocks * simt::num_threads();
-  const uint64_t begin = uint64_t(kLine) * (simt::rank<kBlocks>() * simt::num_threads() + simt::thread());
+  const uint64_t stride = uint64_t(kSector) * kBlocks * simt::num_threads();
+  const uint64_t begin = uint64_t(kSector) * (simt::rank<kBlocks>() * simt::num_threads() + simt::thread());
 #pragma unroll 1
   for (uint64_t at = begin; at < slots * batch_.token_bytes; at += stride) simt::prefetch(tokens + at);
 #pragma unroll 1
@@ -132,10 +113,11 @@ FT_DEVICE float GroupSearch<kBlocks, kWarps, kSpill>::load_logprob(uint64_t at) 
 
 template <int kBlocks, int kWarps, bool kSpill>
 FT_DEVICE StepTable GroupSearch<kBlocks, kWarps, kSpill>::table(uint32_t step) const {
-  const uint32_t which = step & 1, size = 1u << batch_.log2_table;
-  unsigned char* at = tables() + which * 12 * size;
-  return {bitmaps() + which * kBitmapWords, reinterpret_cast<uint32_t*>(at + 8 * size), reinterpret_cast<uint64_t*>(at),
-          batch_.log2_table};
+  const uint32_t which = step & 1, slots = Places::slot_places(batch_);
+  uint32_t* heads = reinterpret_cast<uint32_t*>(tables() + which * Places::table_bytes(batch_));
+  uint32_t* tokens = heads + (1u << batch_.log2_table);
+  return {bitmaps() + which * kBitmapWords, heads, tokens, reinterpret_cast<float*>(tokens + slots),
+          reinterpret_cast<uint16_t*>(tokens + 2 * slots), batch_.log2_table};
 }
 
 }  // namespace flashtrie

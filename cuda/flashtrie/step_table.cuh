@@ -1,6 +1,10 @@
 // One step's proposals in shared memory, laid out so that a child can ask: a bitmap over the low 16 bits of the
-// tokens, and an open-addressing table from token to log-prob behind it. Two of them take turns, so that the row of
-// step t + 1 is put in while step t is searched.
+// tokens, and behind it a table from token to log-prob. Two of them take turns, so that the row of step t + 1 is put in
+// while step t is searched.
+//
+// The table chains the slots of a hash value. To put one in takes one exchange, whatever else is there, while a table with
+// open addresses costs a warp as many turns as its unluckiest lane; and a token that stands twice needs no care, since
+// whoever asks goes through the whole chain.
 #pragma once
 #include "search.cuh"
 #include "simt.cuh"
@@ -8,10 +12,15 @@
 namespace flashtrie {
 
 struct StepTable {
-  uint32_t* bitmap;  // kBitmapWords
-  uint32_t* tokens;  // 1 << log2_size places; kNoToken where empty
-  uint64_t* best;    // ordered_score of the best log-prob << 32, and the complement of the first slot with it
+  uint32_t* bitmap;     // kBitmapWords
+  uint32_t* heads;      // 1 << log2_size: first slot of the chain, kNoToken where there is none
+  uint32_t* tokens;     // by slot, as the next two
+  float* logprobs;
+  uint16_t* next;       // slot behind it in the chain, kNoNext where there is none
   int log2_size;
+
+  static constexpr uint16_t kNoNext = 0xffff;
+  static constexpr uint32_t kSlotBytes = 10;
 
   FT_DEVICE uint32_t size() const { return 1u << log2_size; }
 
@@ -22,49 +31,31 @@ struct StepTable {
       reinterpret_cast<simt::Quad*>(bitmap)[i] = {0, 0, 0, 0};
 #pragma unroll 1
     for (uint32_t i = simt::thread(); i < size() / 4; i += simt::num_threads())
-      reinterpret_cast<simt::Quad*>(tokens)[i] = {kNoToken, kNoToken, kNoToken, kNoToken};
+      reinterpret_cast<simt::Quad*>(heads)[i] = {kNoToken, kNoToken, kNoToken, kNoToken};
   }
 
-  // Threads insert at once. False where another slot has put in the same token already: then nothing is done, and the
-  // slot must be settled by `repeat` when all have been inserted. Which place a token gets may differ from block to
-  // block, what stands there in the end does not.
-  FT_DEVICE bool insert(uint32_t token, float logprob, uint32_t slot) const {
+  // Threads insert at once, each another slot.
+  FT_DEVICE void insert(uint32_t token, float logprob, uint32_t slot) const {
     const uint32_t low = token & 0xffff;
     simt::atomic_or(&bitmap[low >> 5], 1u << (low & 31));
-    uint32_t at = token_hash(token, log2_size);
-#pragma unroll 1
-    for (;;) {
-      const uint32_t there = simt::atomic_cas(&tokens[at], kNoToken, token);
-      if (there == token) return false;
-      if (there == kNoToken) break;
-      at = (at + 1) & (size() - 1);
-    }
-    best[at] = entry(logprob, slot);
-    return true;
+    tokens[slot] = token;
+    logprobs[slot] = logprob;
+    next[slot] = static_cast<uint16_t>(simt::atomic_exchange(&heads[token_hash(token, log2_size)], slot));
   }
 
-  // A token that comes twice counts once, with its best log-prob, in the first slot that has that.
-  FT_DEVICE void repeat(uint32_t token, float logprob, uint32_t slot) const {
-    uint32_t at = token_hash(token, log2_size);
-#pragma unroll 1
-    while (tokens[at] != token) at = (at + 1) & (size() - 1);
-    simt::atomic_max(&best[at], entry(logprob, slot));
-  }
-
-  // What stands at a token's place; 0 for a token that only shares its low half with one.
+  // The token's best log-prob, ordered, << 32, and the complement of the first slot with it; 0 for a token that only
+  // shares its low half with one.
   FT_DEVICE uint64_t find(uint32_t token) const {
+    uint64_t best = 0;
 #pragma unroll 1
-    for (uint32_t at = token_hash(token, log2_size);; at = (at + 1) & (size() - 1)) {
-      const uint32_t there = tokens[at];
-      const uint64_t entry = best[at];  // side by side with the token, whatever it says
-      if (there == token) return entry;
-      if (there == kNoToken) return 0;
+    for (uint32_t slot = heads[token_hash(token, log2_size)]; (slot & kNoNext) != kNoNext; slot = next[slot]) {
+      const uint32_t there = tokens[slot];
+      const uint64_t found = static_cast<uint64_t>(ordered_score(logprobs[slot])) << 32 | static_cast<uint32_t>(~slot);
+      if (there == token && found > best) best = found;
     }
+    return best;
   }
 
-  FT_DEVICE static uint64_t entry(float logprob, uint32_t slot) {
-    return static_cast<uint64_t>(ordered_score(logprob)) << 32 | static_cast<uint32_t>(~slot);
-  }
   FT_DEVICE static float logprob_of(uint64_t best) { return score_of(static_cast<uint32_t>(best >> 32)); }
   FT_DEVICE static uint32_t slot_of(uint64_t best) { return ~static_cast<uint32_t>(best); }
 };

@@ -37,7 +37,7 @@ _MAX_TIES = 256
 _WINDOW_PLACES = 1024
 _QUEUE_PLACES = 96
 _ROW_WARPS = 4
-_CONTROL_BYTES = 2064
+_CONTROL_BYTES = 1552
 _STARTS_BEHIND = 36
 _SPILL_BUDGET = 8192
 _CANDIDATE_BYTES, _RESULT_BYTES = 20, 18
@@ -167,7 +167,7 @@ def _frontier_bytes(beams: int, blocks_per_group: int) -> int:
 
 
 def _table_bytes(num_slots: int) -> int:
-    return 2 * (12 << log2_table(num_slots))
+    return 2 * ((4 << log2_table(num_slots)) + 10 * _up(num_slots, 8))
 
 
 def plan_launch(

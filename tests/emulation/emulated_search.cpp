@@ -9,7 +9,7 @@ template <int kBlocks, int kWarps>
 void sizes(const SearchBatch* batch, uint64_t* fixed, uint64_t* large) {
   using Places = SharedPlaces<kBlocks, kWarps>;
   *fixed = Places::kTables;
-  *large = Places::table_bytes(*batch) + Places::large_bytes(*batch);
+  *large = 2 * Places::table_bytes(*batch) + Places::large_bytes(*batch);
 }
 
 extern "C" {

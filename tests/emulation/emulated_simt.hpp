@@ -263,10 +263,10 @@ void atomic_max(T* at, T value) {
   maybe_yield();
   if (value > *at) *at = value;
 }
-inline uint32_t atomic_cas(uint32_t* at, uint32_t expected, uint32_t value) {
+inline uint32_t atomic_exchange(uint32_t* at, uint32_t value) {
   maybe_yield();
   const uint32_t before = *at;
-  if (before == expected) *at = value;
+  *at = value;
   return before;
 }
 inline uint32_t atomic_increment(uint32_t* at, uint32_t last) {
