@@ -14,6 +14,7 @@ constexpr uint32_t kWindowPlaces = 1024; // windows of 32 label groups whose fir
 constexpr uint32_t kMaxBeamWidth = 4096;
 constexpr uint32_t kMaxSlots = 4096;
 constexpr uint32_t kNoSlot = 0xffffffffu;
+constexpr int kBeamBits = 13;  // of a frontier's count
 constexpr uint32_t kStartsBehind = 36;  // entries behind the beams' starts, larger than any
 
 struct SearchBatch {
@@ -27,6 +28,7 @@ struct SearchBatch {
   const uint32_t* beam_widths;   // by query; null: search.beam_width for all
   const uint32_t* result_limits; // by query; null: search.num_results for all
   const uint32_t* step_counts;   // by query; null: num_steps for all
+  unsigned char* stage;          // room for the grid of the only query, which then lies in the host's memory; else null
   uint32_t* counters;            // next query, groups that are done; both 0 before and after
   uint32_t* history;             // (max_depth - 1) x beam_capacity a group of one block; null: in shared memory
   unsigned char* workspace;      // workspace_bytes a group: tables, frontier, pools; null: in shared memory
@@ -60,7 +62,9 @@ struct SearchBatch {
 struct alignas(16) SearchControl {
   uint64_t floors[2];          // least keys that can still be among the best: candidates, results
   uint64_t cut;
-  uint32_t counts;             // entries of the pools: candidates, results << 16
+  uint32_t num_candidates[2];  // by step parity
+  uint32_t num_results;
+  uint32_t frontier[2];        // by step parity, where it is dealt directly: beams, label groups << kBeamBits
   uint32_t num_survivors;      // candidates of this block that the next frontier takes
   uint32_t again[2];           // by round parity: a pool of the group is full
   uint32_t num_ties[2];        // candidates, results
@@ -73,7 +77,7 @@ struct alignas(16) SearchControl {
   uint32_t num_gathered;
   uint32_t best_score, worst_score, most_in_bin;  // of the hits; worst as its complement
   uint32_t received[8];        // by block of the group: beams that it sent
-  uint32_t group_counts[8];    // by block: its counts
+  uint32_t group_counts[8];    // by block: its candidates, results << 16
   uint32_t floor_bins[2][8];   // by block: a bin that so many of its entries reach that those of the group are n
   uint32_t chunk_totals[8][kChunks];  // by block: entries of its histogram
   uint32_t result_totals[kChunks], warp_sums[kChunks];
@@ -103,14 +107,15 @@ struct SharedPlaces {
   FT_HD static uint32_t beam_places(const SearchBatch& batch) {
     return kBlocks == 1 ? batch.beam_capacity : batch.beam_capacity / kBlocks + kBlocks;
   }
+  FT_HD static uint32_t start_places(const SearchBatch& batch) { return beam_places(batch) + kStartsBehind; }
   FT_HD static uint32_t slot_places(const SearchBatch& batch) { return (batch.num_slots + 7) & ~7u; }
   // Of one of the two step tables.
   FT_HD static uint32_t table_bytes(const SearchBatch& batch) {
     return (4u << batch.log2_table) + StepTable::kSlotBytes * slot_places(batch);
   }
-  // Beams, their starts with 32 more behind them, and in a cluster those that arrive.
+  // Beams, their starts of two steps with more behind them, and in a cluster beams that arrive.
   FT_HD static uint32_t frontier_bytes(const SearchBatch& batch) {
-    return 20 * beam_places(batch) + 4 * kStartsBehind + (kBlocks == 1 ? 0 : 16 * batch.beam_capacity);
+    return 16 * beam_places(batch) + 8 * start_places(batch) + (kBlocks == 1 ? 0 : 16 * batch.beam_capacity);
   }
   FT_HD static uint32_t history_bytes(const SearchBatch& batch) {
     return batch.history || batch.max_depth == 0 ? 0 : 4 * (batch.max_depth - 1) * beam_places(batch);

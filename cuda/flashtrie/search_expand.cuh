@@ -58,8 +58,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::call_again() {
 // Whether a pool could overflow if every warp of the block added 32 entries now.
 template <int kBlocks, int kWarps, bool kSpill>
 FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::is_full() const {
-  const uint32_t counts = control().counts, slack = kExpandWarps * 32;
-  return (counts & 0xffff) + slack > batch_.candidate_places || (counts >> 16) + slack > batch_.result_places;
+  constexpr uint32_t kSlack = kExpandWarps * 32;
+  return num_entries(0) + kSlack > batch_.candidate_places || num_entries(1) + kSlack > batch_.result_places;
 }
 
 // Begins to load a window, one label group a lane.
@@ -69,7 +69,7 @@ FT_DEVICE typename GroupSearch<kBlocks, kWarps, kSpill>::Window GroupSearch<kBlo
   const uint32_t from = at * 32, group = from + simt::lane();
   uint32_t beam = at < kWindowPlaces ? windows()[at] : find_beam_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), from);
   // Every beam has a group, so at most 32 beams share a window: one bit for each that starts in it.
-  const uint32_t offset = beam_starts()[beam + 1 + simt::lane()] - from;
+  const uint32_t offset = beam_starts(step_)[beam + 1 + simt::lane()] - from;
   const uint32_t starts = simt::reduce_or(offset < 32 ? 1u << offset : 0);
   beam += simt::count_ones(starts & (simt::lanes_below() << 1 | 1));
   Window window{};
@@ -106,8 +106,10 @@ FT_DEVICE typename GroupSearch<kBlocks, kWarps, kSpill>::Window GroupSearch<kBlo
 // are monotone, so what the best cannot reach nothing can; node 0 would win every tie.
 template <int kBlocks, int kWarps, bool kSpill>
 FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::can_contribute(float beam_score) const {
+  const uint64_t candidate_floor = control().floors[0];
+  if (candidate_floor == 0 && !is_last_) return true;
   const float score = beam_score + score_of(control().best_logprobs[step_ & 1]);
-  if (!is_last_ && rank_key(score, 0) >= control().floors[0]) return true;
+  if (!is_last_ && rank_key(score, 0) >= candidate_floor) return true;
   const float total = batch_.search.eos == kNoToken ? score : score + end_logprob_;
   return can_end_ && rank_key(total * factor_, 0) >= control().floors[1];
 }
@@ -139,7 +141,7 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::find_beam(uint32_t grou
   while (span > 1) {
     const uint32_t stride = (span + 31) >> 5;
     const uint32_t probe = beam + simt::lane() * stride;
-    const bool before = simt::lane() * stride < span && beam_starts()[probe] <= group;
+    const bool before = simt::lane() * stride < span && beam_starts(step_)[probe] <= group;
     beam += (simt::count_ones(simt::ballot(before)) - 1) * stride;
     const uint32_t left = num_beams_ - beam;
     span = stride < left ? stride : left;
@@ -213,16 +215,18 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::judge(bool here, uint32_t n
 
   const uint32_t answer_votes = simt::ballot(answers), candidate_votes = simt::ballot(competes);
   if ((answer_votes | candidate_votes) == 0) return;
+  const uint32_t num_answers = simt::count_ones(answer_votes), num_competing = simt::count_ones(candidate_votes);
   uint32_t counts = 0;
-  const uint32_t added = simt::count_ones(answer_votes) << 16 | simt::count_ones(candidate_votes);
-  if (simt::lane() == 0) counts = simt::atomic_add(&control().counts, added);
-  counts = simt::shuffle(counts, 0);
+  if (simt::lane() < 2)  // both at once
+    counts = simt::atomic_add(simt::lane() == 0 ? num_candidates() : &control().num_results,
+                              simt::lane() == 0 ? num_competing : num_answers);
+  const uint32_t first_candidate = simt::shuffle(counts, 0), first_answer = simt::shuffle(counts, 1);
   if (competes) {
     // What the next step scans and judges, should this one survive.
     simt::prefetch(batch_.trie.label_low + range.first);
     simt::prefetch(&batch_.tags[range.first]);
     simt::prefetch(&batch_.heads[range.first >> 6]);
-    const uint32_t at = (counts & 0xffff) + simt::count_ones(candidate_votes & simt::lanes_below());
+    const uint32_t at = first_candidate + simt::count_ones(candidate_votes & simt::lanes_below());
     candidates().keys[at] = key;
     candidates().ranges()[at] = range;
     candidates().links()[at] = link;
@@ -230,20 +234,19 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::judge(bool here, uint32_t n
   }
   if (answers) {
     simt::prefetch(&batch_.trie.lines[node >> 6]);  // says which key it is
-    const uint32_t at = (counts >> 16) + simt::count_ones(answer_votes & simt::lanes_below());
+    const uint32_t at = first_answer + simt::count_ones(answer_votes & simt::lanes_below());
     results().keys[at] = result_key;
     results().scores()[at] = {total, link};
     results().depths()[at] = static_cast<uint16_t>(step_ + 1);
     count_in_bin(result_histogram(), result_key);
   }
-  const uint32_t after = counts + added, share = (beam_width_ + kBlocks - 1) / kBlocks;
-  const uint32_t result_share = (result_limit_ + kBlocks - 1) / kBlocks;
-  if ((counts ^ after) & (kFloorEvery | kFloorEvery << 16)) {
-    if ((counts ^ after) & kFloorEvery && (after & 0xffff) > share)
-      raise_floor_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 0, share);
-    if ((counts ^ after) & kFloorEvery << 16 && after >> 16 > result_share)
-      raise_floor_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 1, result_share);
-  }
+  const uint32_t candidates_after = first_candidate + num_competing, answers_after = first_answer + num_answers;
+  if (((first_candidate ^ candidates_after) | (first_answer ^ answers_after)) < kFloorEvery) return;
+  const uint32_t share = (beam_width_ + kBlocks - 1) / kBlocks, result_share = (result_limit_ + kBlocks - 1) / kBlocks;
+  if ((first_candidate ^ candidates_after) >= kFloorEvery && candidates_after > share)
+    raise_floor_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 0, share);
+  if ((first_answer ^ answers_after) >= kFloorEvery && answers_after > result_share)
+    raise_floor_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 1, result_share);
 }
 
 // Raises the floor under candidates (0) or results (1) by a warp of its own accord. Where every block of a cluster has its

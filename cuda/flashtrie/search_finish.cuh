@@ -12,14 +12,14 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::finish() {
     simt::sync_group<kBlocks>();
   }
   const uint32_t found = group_entries(1);
-#pragma unroll 1
-  for (uint32_t i = simt::thread(); i < kBinWords; i += simt::num_threads()) candidate_histogram(0)[i] = 0;
   uint64_t cut = 0;
   uint32_t num_gathered = found;
   if (found > result_limit_ && found > kCompareAll) {
     cut = pool_cut_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 1, result_limit_, true);
     num_gathered = result_limit_ - control().wanted + (cut == bin_start(control().bin) ? control().in_bin : control().wanted);
   }
+  if (num_gathered > kCompareAll)  // `sort` counts in it
+    for (uint32_t i = simt::thread(); i < kBinWords; i += simt::num_threads()) candidate_histogram(0)[i] = 0;
   gather(cut);
   simt::sync_group<kBlocks>();
   if (simt::rank<kBlocks>() != 0) return;
@@ -213,7 +213,7 @@ template <int kBlocks, int kWarps, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::write_tokens(uint32_t link, uint32_t depth, uint32_t* to) const {
   constexpr uint32_t kAtOnce = 8;
   if (batch_.token_bytes != 4) return write_other_tokens_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), link, depth, to);
-  const uint32_t* grid = static_cast<const uint32_t*>(batch_.tokens) + grid_;
+  const uint32_t* grid = static_cast<const uint32_t*>(tokens_) + grid_;
 #pragma unroll 1
   for (;;) {
     uint32_t tokens[kAtOnce];

@@ -19,6 +19,8 @@ static_assert(kMaxSlots <= 1u << kLinkBlockShift && kMaxBeamWidth <= 1u << kLink
 // What a thread knows of the search under way; the same in all threads of a block.
 struct SearchState {
   // Of the query.
+  const void* tokens_ = nullptr;    // of all queries, or of the staged one
+  const void* logprobs_ = nullptr;
   uint64_t grid_ = 0;  // its first slot
   uint32_t query_ = 0, num_steps_ = 0, beam_width_ = 0, result_limit_ = 0;
   // Of the step.
@@ -73,12 +75,14 @@ class GroupSearch : private SearchState {
   FT_DEVICE void begin(uint32_t query);
   FT_DEVICE bool step();
   FT_DEVICE void reset_round();
-  FT_DEVICE uint32_t num_entries(int which) const { return which == 0 ? control().counts & 0xffff : control().counts >> 16; }
+  FT_DEVICE uint32_t* num_candidates() const { return &control().num_candidates[step_ & 1]; }
+  FT_DEVICE uint32_t num_entries(int which) const { return which == 0 ? *num_candidates() : control().num_results; }
 
   // search_row.cuh
   FT_DEVICE uint32_t take_slots(uint32_t row);
-  FT_DEVICE void clear_row(uint32_t row);
+  FT_DEVICE void clear_row(uint32_t row, uint32_t place, uint32_t count);
   FT_DEVICE uint32_t put_slot(uint32_t row, uint32_t slot, uint32_t token, float logprob);
+  FT_DEVICE void stage_rows();
   FT_DEVICE void prefetch_rows() const;
   FT_DEVICE uint32_t load_token(uint64_t at) const;
   FT_DEVICE float load_logprob(uint64_t at) const;
@@ -106,8 +110,11 @@ class GroupSearch : private SearchState {
   FT_DEVICE void compact(int which);
 
   // search_survive.cuh
+  FT_DEVICE bool deals_directly() const;
+  FT_DEVICE void deal(uint64_t cut);
   FT_DEVICE void survive(uint64_t cut);
   FT_DEVICE void arrange();
+  FT_DEVICE void note_windows(uint32_t beam, uint32_t start, uint32_t groups);
 
   // search_finish.cuh
   FT_DEVICE void finish();
@@ -140,9 +147,11 @@ class GroupSearch : private SearchState {
   FT_DEVICE unsigned char* large() const { return tables() + 2 * Places::table_bytes(batch_); }
   // The frontier: beams, where their label groups start, and in a cluster what arrives of the next one.
   FT_DEVICE Beam* beams() const { return reinterpret_cast<Beam*>(large()); }
-  FT_DEVICE uint32_t* beam_starts() const { return reinterpret_cast<uint32_t*>(beams() + Places::beam_places(batch_)); }
+  FT_DEVICE uint32_t* beam_starts(uint32_t step) const {
+    return reinterpret_cast<uint32_t*>(beams() + Places::beam_places(batch_)) + (step & 1) * Places::start_places(batch_);
+  }
   FT_DEVICE Beam* arrivals() const {
-    return reinterpret_cast<Beam*>(beam_starts() + Places::beam_places(batch_) + kStartsBehind);
+    return reinterpret_cast<Beam*>(beam_starts(0) + 2 * Places::start_places(batch_));
   }
   FT_DEVICE CandidatePool candidates() const {
     return {reinterpret_cast<uint64_t*>(large() + Places::frontier_bytes(batch_)), batch_.candidate_places};
@@ -164,10 +173,10 @@ class GroupSearch : private SearchState {
   int64_t lap_start_;
 };
 
-FT_OUTLINE uint32_t load_other_token(const SearchBatch& batch, uint64_t at) {
-  if (batch.token_bytes == 2) return static_cast<const uint16_t*>(batch.tokens)[at];
+FT_OUTLINE uint32_t load_other_token(const void* tokens, uint32_t token_bytes, uint64_t at) {
+  if (token_bytes == 2) return static_cast<const uint16_t*>(tokens)[at];
   // What 32 bits cannot hold is no token; -1 stays the padding that it is.
-  const int64_t token = static_cast<const int64_t*>(batch.tokens)[at];
+  const int64_t token = static_cast<const int64_t*>(tokens)[at];
   return token >= -1 && token <= 0xffffffffll ? static_cast<uint32_t>(token) : 0xfffffffeu;
 }
 
@@ -284,7 +293,12 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::begin(uint32_t query) {
   beam_width_ = batch_.beam_widths ? batch_.beam_widths[query] : batch_.search.beam_width;
   result_limit_ = batch_.result_limits ? batch_.result_limits[query] : batch_.search.num_results;
   grid_ = static_cast<uint64_t>(query) * batch_.num_steps * batch_.num_slots;
-  prefetch_rows();
+  tokens_ = batch_.tokens;
+  logprobs_ = batch_.logprobs;
+  if (batch_.stage)
+    stage_rows();
+  else
+    prefetch_rows();
 #pragma unroll 2
   for (uint32_t i = me; i < kBinWords / 4; i += simt::num_threads())
     reinterpret_cast<simt::Quad*>(result_histogram())[i] = {0, 0, 0, 0};
@@ -296,9 +310,9 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::begin(uint32_t query) {
   const ChildRange root = {1, batch_.root_last};
   if (me == 0) {
     beams()[0] = {0.0f, root.first, root.last, 0};
-    beam_starts()[0] = 0;
   }
-  if (me < 32) beam_starts()[1 + me] = kNoSlot;
+  for (uint32_t i = me; i < 2 * Places::start_places(batch_); i += simt::num_threads())
+    beam_starts(0)[i] = kNoSlot;
   num_beams_ = root.fan_out() > 0 ? 1 : 0;
   num_label_groups_ = batch_.root_table && num_beams_ ? batch_.num_slots : num_beams_ ? num_groups(root) : 0;
   round_ = 0;
@@ -307,8 +321,9 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::begin(uint32_t query) {
   const bool mine = num_steps_ > 0 && me < batch_.num_slots;
   const uint32_t token = mine ? load_token(grid_ + me) : kNoToken;
   const float logprob = mine ? load_logprob(grid_ + me) : -INFINITY;
-  clear_row(0);
-  clear_row(1);
+  clear_row(0, me, kWarps * 32);
+  clear_row(1, me, kWarps * 32);
+  if (me == 0) beam_starts(0)[0] = 0;
   simt::sync_block();
   if (num_steps_ > 0) {
     const uint32_t best = simt::reduce_max(mine ? put_slot(0, me, token, logprob) : 0);
@@ -343,11 +358,11 @@ FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::step() {
     if (warp < kExpandWarps) expand(cursor);
     lap(kPhaseExpand);
     // Four warps come here at once, the others when they have nothing left to expand.
-    if (!has_row) {
+    if (!has_row && simt::any(control().row_taken[(step_ + 1) & 1] < batch_.num_slots)) {
       put_row_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), step_ + 1);
-      if (batch_.search.eos != kNoToken && warp >= kExpandWarps)
-        find_end_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), step_ + 1);
     }
+    if (!has_row && batch_.search.eos != kNoToken && warp >= kExpandWarps)
+      find_end_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), step_ + 1);
     has_row = true;
     lap(kPhaseRow);
     simt::sync_block();
@@ -363,15 +378,20 @@ FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::step() {
     lap(kPhasePrune);
   }
   if (is_last_) return false;
-  clear_row(step_);
+  // By the warps that have least to do next.
+  if (warp >= kRowWarps) clear_row(step_, me - kRowWarps * 32, kExpandWarps * 32);
   const uint32_t num_candidates = group_entries(0);
   if (me < 8) control().floor_bins[0][me] = 0;
   if (me == 8) control().floors[0] = 0;
   const uint64_t cut = candidate_cut(num_candidates);
   lap(kPhaseCut);
-  survive(cut);
-  simt::sync_group<kBlocks>();
-  arrange();
+  if (deals_directly()) {
+    deal(cut);
+  } else {
+    survive(cut);
+    simt::sync_group<kBlocks>();
+    arrange();
+  }
   lap(kPhaseSurvive);
   return num_candidates > 0;
 }
@@ -385,6 +405,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::reset_round() {
   control().again[(round_ + 1) & 1] = 0;
   control().num_ties[0] = control().num_ties[1] = 0;
   control().num_survivors = 0;
+  control().frontier[(step_ + 1) & 1] = 0;
+  control().num_candidates[(step_ + 1) & 1] = 0;
   control().end_logprobs[(step_ + 3) & 3] = 0;
 }
 

@@ -91,7 +91,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::share_totals(int which) {
     const uint32_t total = simt::reduce_add((word & 0xffff) + (word >> 16));
     if (lane < kBlocks) *simt::in_block<kBlocks>(&control().chunk_totals[rank][chunk], lane) = total;
   }
-  if (simt::thread() < kBlocks) *simt::in_block<kBlocks>(&control().group_counts[rank], lane) = control().counts;
+  if (simt::thread() < kBlocks) *simt::in_block<kBlocks>(&control().group_counts[rank], lane) = num_entries(0) | num_entries(1) << 16;
 }
 
 // Entries of a pool over the group, from the counts that share_totals told.
@@ -179,9 +179,10 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::compact(int which) {
   uint64_t* keys = which == 0 ? candidates().keys : results().keys;
   uint32_t* histogram = which == 0 ? candidate_histogram(step_) : result_histogram();
   const uint64_t floor = control().floors[which];
-  const uint32_t me = simt::thread(), count = num_entries(which), shift = 16 * which;
+  uint32_t* counter = which == 0 ? num_candidates() : &control().num_results;
+  const uint32_t me = simt::thread(), count = *counter;
   simt::sync_block();
-  if (me == 0) control().counts &= ~(0xffffu << shift);
+  if (me == 0) *counter = 0;
 #pragma unroll 1
   for (uint32_t i = me; i < kBinWords; i += simt::num_threads()) histogram[i] = 0;
 #pragma unroll 1
@@ -195,11 +196,11 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::compact(int which) {
     const uint16_t depth = stays && which == 1 ? results().depths()[i] : 0;
     simt::sync_block();  // what is written below has been read by now
     const uint32_t votes = simt::ballot(stays);
-    uint32_t counts = 0;
-    if (simt::lane() == 0) counts = simt::atomic_add(&control().counts, simt::count_ones(votes) << shift);
-    counts = simt::shuffle(counts, 0);
+    uint32_t first = 0;
+    if (simt::lane() == 0) first = simt::atomic_add(counter, simt::count_ones(votes));
+    first = simt::shuffle(first, 0);
     if (!stays) continue;
-    const uint32_t at = (counts >> shift & 0xffff) + simt::count_ones(votes & simt::lanes_below());
+    const uint32_t at = first + simt::count_ones(votes & simt::lanes_below());
     keys[at] = key;
     count_in_bin(histogram, key);
     if (which == 0) {

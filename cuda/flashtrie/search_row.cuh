@@ -52,13 +52,15 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::find_end(uint32_t row) {
   }
 }
 
-// Makes ready for the row after the next, once this one is done with.
+// Makes ready for the row after the next, once this one is done with; by `count` threads, of which this is the one at
+// `place`. No barrier inside.
 template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::clear_row(uint32_t row) {
-  const uint32_t me = simt::thread();
-  table(row).clear();
-  if (me < kBinWords / 4) reinterpret_cast<simt::Quad*>(candidate_histogram(row + 1))[me] = {0, 0, 0, 0};
-  if (me == 0) control().row_taken[row & 1] = control().best_logprobs[row & 1] = 0;
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::clear_row(uint32_t row, uint32_t place, uint32_t count) {
+  table(row).clear(place, count);
+  if (place < kBinWords / 4) reinterpret_cast<simt::Quad*>(candidate_histogram(row + 1))[place] = {0, 0, 0, 0};
+  if (deals_directly())  // what the step after the next does not fill stays larger than any
+    for (uint32_t i = place; i < Places::start_places(batch_); i += count) beam_starts(row)[i] = kNoSlot;
+  if (place == 0) control().row_taken[row & 1] = control().best_logprobs[row & 1] = 0;
 }
 
 // The slot's log-prob, ordered; 0 where it extends nothing.
@@ -84,13 +86,27 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::check_rows(uint32_t from) {
     if (!(load_logprob(grid_ + i) < INFINITY)) simt::atomic_max(&control().bad_slot, ~static_cast<uint32_t>(i));
 }
 
+// Fetches the only query's grid from the host's memory, all of it at once: one wait for the bus instead of one a row.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::stage_rows() {
+  const uint64_t slots = static_cast<uint64_t>(num_steps_) * batch_.num_slots;
+  const uint64_t token_quads = (slots * batch_.token_bytes + 15) / 16, logprob_quads = (slots * batch_.logprob_bytes + 15) / 16;
+  simt::Quad* to = reinterpret_cast<simt::Quad*>(batch_.stage);
+#pragma unroll 1
+  for (uint64_t i = simt::rank<kBlocks>() * kWarps * 32 + simt::thread(); i < token_quads + logprob_quads; i += kBlocks * kWarps * 32)
+    to[i] = i < token_quads ? static_cast<const simt::Quad*>(tokens_)[i] : static_cast<const simt::Quad*>(logprobs_)[i - token_quads];
+  tokens_ = to;
+  logprobs_ = to + token_quads;
+  simt::sync_group<kBlocks>();
+}
+
 // All rows of the query come to the second-level cache while the first ones are worked on.
 template <int kBlocks, int kWarps, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::prefetch_rows() const {
   constexpr uint32_t kSector = 32;  // what one of them brings
   const uint64_t slots = static_cast<uint64_t>(num_steps_) * batch_.num_slots;
-  const unsigned char* tokens = static_cast<const unsigned char*>(batch_.tokens) + grid_ * batch_.token_bytes;
-  const unsigned char* logprobs = static_cast<const unsigned char*>(batch_.logprobs) + grid_ * batch_.logprob_bytes;
+  const unsigned char* tokens = static_cast<const unsigned char*>(tokens_) + grid_ * batch_.token_bytes;
+  const unsigned char* logprobs = static_cast<const unsigned char*>(logprobs_) + grid_ * batch_.logprob_bytes;
   const uint64_t stride = uint64_t(kSector) * kBlocks * simt::num_threads();
   const uint64_t begin = uint64_t(kSector) * (simt::rank<kBlocks>() * simt::num_threads() + simt::thread());
 #pragma unroll 1
@@ -101,14 +117,14 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::prefetch_rows() const {
 
 template <int kBlocks, int kWarps, bool kSpill>
 FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::load_token(uint64_t at) const {
-  if (batch_.token_bytes == 4) return static_cast<const uint32_t*>(batch_.tokens)[at];
-  return load_other_token(batch_, at);
+  if (batch_.token_bytes == 4) return static_cast<const uint32_t*>(tokens_)[at];
+  return load_other_token(tokens_, batch_.token_bytes, at);
 }
 
 template <int kBlocks, int kWarps, bool kSpill>
 FT_DEVICE float GroupSearch<kBlocks, kWarps, kSpill>::load_logprob(uint64_t at) const {
-  if (batch_.logprob_bytes == 4) return static_cast<const float*>(batch_.logprobs)[at];
-  return simt::half_to_float(static_cast<const uint16_t*>(batch_.logprobs)[at]);
+  if (batch_.logprob_bytes == 4) return static_cast<const float*>(logprobs_)[at];
+  return simt::half_to_float(static_cast<const uint16_t*>(logprobs_)[at]);
 }
 
 template <int kBlocks, int kWarps, bool kSpill>

@@ -6,6 +6,53 @@
 
 namespace flashtrie {
 
+// Whether one block's frontier can be dealt without a second pass: beams and label groups are counted in one word.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::deals_directly() const {
+  const uint32_t scanned = batch_.scan_limit / 8 + 2, most = scanned > batch_.num_slots ? scanned : batch_.num_slots;
+  return kBlocks == 1 && beam_width_ < (1u << (32 - kBeamBits)) / most;
+}
+
+// The candidates not below the cut become the frontier. Ends with a barrier.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::deal(uint64_t cut) {
+  const uint32_t count = num_entries(0), lane = simt::lane();
+  uint32_t* frontier = &control().frontier[(step_ + 1) & 1];
+#pragma unroll 1
+  for (uint32_t from = simt::thread() & ~31u; from < count; from += simt::num_threads()) {
+    const uint32_t i = from + lane;
+    const uint64_t key = i < count ? candidates().keys[i] : 0;
+    const bool survives = i < count && key >= cut;
+    const uint32_t votes = simt::ballot(survives);
+    if (votes == 0) continue;
+    const ChildRange range = survives ? candidates().ranges()[i] : ChildRange{1, 1};
+    const uint32_t link = survives ? candidates().links()[i] : 0;
+    const uint32_t groups = survives ? num_groups(range) : 0;
+    const uint32_t upto = inclusive_scan(groups);
+    uint32_t base = 0;
+    if (lane == 31) base = simt::atomic_add(frontier, upto << kBeamBits | simt::count_ones(votes));
+    base = simt::shuffle(base, 31);
+    if (!survives) continue;
+    const uint32_t beam = (base & ((1u << kBeamBits) - 1)) + simt::count_ones(votes & simt::lanes_below());
+    const uint32_t start = (base >> kBeamBits) + upto - groups;
+    beams()[beam] = {key_score(key), range.first, range.last, start};
+    beam_starts(step_ + 1)[beam] = start;
+    history(step_)[beam] = link;
+    note_windows(beam, start, groups);
+  }
+  simt::sync_block();
+  num_beams_ = *frontier & ((1u << kBeamBits) - 1);
+  num_label_groups_ = *frontier >> kBeamBits;
+}
+
+// Notes a beam in the windows whose first label group is one of its.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::note_windows(uint32_t beam, uint32_t start, uint32_t groups) {
+#pragma unroll 1
+  for (uint32_t window = (start + 31) >> 5; window < kWindowPlaces && window * 32 < start + groups; ++window)
+    windows()[window] = static_cast<uint16_t>(beam);
+}
+
 // Deals out the candidates not below the cut. A barrier of the group follows.
 template <int kBlocks, int kWarps, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::survive(uint64_t cut) {
@@ -74,16 +121,13 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::arrange() {
     groups_before += simt::reduce_add(sum);
     if (here) {
       beams()[at] = beam;
-      beam_starts()[at] = beam.start;
+      beam_starts(step_ + 1)[at] = beam.start;
       history(step_)[at] = link;
-#pragma unroll 1
-      for (uint32_t window = (beam.start + 31) >> 5; window < kWindowPlaces && window * 32 < beam.start + groups; ++window)
-        windows()[window] = static_cast<uint16_t>(at);
+      note_windows(at, beam.start, groups);
     }
     if (from + kWarps * 32 < num_beams) simt::sync_block();  // the sums have been read
   }
-  if (me < 32) beam_starts()[num_beams + me] = kNoSlot;
-  if (me == 0) control().counts &= 0xffff0000u;
+  if (me < 32) beam_starts(step_ + 1)[num_beams + me] = kNoSlot;
   num_beams_ = num_beams;
   num_label_groups_ = groups_before;
   simt::sync_block();

@@ -24,13 +24,12 @@ struct StepTable {
 
   FT_DEVICE uint32_t size() const { return 1u << log2_size; }
 
-  // Leaves the table empty; all threads of the block, no barrier inside.
-  FT_DEVICE void clear() const {
+  // Leaves the table empty; by `count` threads, of which this is the one at `place`. No barrier inside.
+  FT_DEVICE void clear(uint32_t place, uint32_t count) const {
 #pragma unroll 1
-    for (uint32_t i = simt::thread(); i < kBitmapWords / 4; i += simt::num_threads())
-      reinterpret_cast<simt::Quad*>(bitmap)[i] = {0, 0, 0, 0};
+    for (uint32_t i = place; i < kBitmapWords / 4; i += count) reinterpret_cast<simt::Quad*>(bitmap)[i] = {0, 0, 0, 0};
 #pragma unroll 1
-    for (uint32_t i = simt::thread(); i < size() / 4; i += simt::num_threads())
+    for (uint32_t i = place; i < size() / 4; i += count)
       reinterpret_cast<simt::Quad*>(heads)[i] = {kNoToken, kNoToken, kNoToken, kNoToken};
   }
 

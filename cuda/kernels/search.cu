@@ -7,7 +7,7 @@ namespace {
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
-constexpr int kSmallBlock = 512, kLargeBlock = 640, kBroadBlock = 1024;  // threads
+constexpr int kSmallBlock = 512, kLargeBlock = 640;  // threads
 
 }  // namespace
 }  // namespace flashtrie
@@ -22,11 +22,6 @@ extern "C" __global__ void __launch_bounds__(kSmallBlock, 2) search_block(const 
 // One block a query, a multiprocessor to itself: latency of small beams, throughput of large ones.
 extern "C" __global__ void __launch_bounds__(kLargeBlock, 1) search_alone(const __grid_constant__ SearchBatch batch) {
   GroupSearch<1, kLargeBlock / 32, false>(batch, shared_memory).run();
-}
-
-// One block a query, as many threads as there can be: latency of small beams.
-extern "C" __global__ void __launch_bounds__(kBroadBlock, 1) search_broad(const __grid_constant__ SearchBatch batch) {
-  GroupSearch<1, kBroadBlock / 32, false>(batch, shared_memory).run();
 }
 
 // One block a query, frontier and pools in global memory: very large beams, or little shared memory.

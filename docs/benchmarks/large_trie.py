@@ -115,7 +115,7 @@ def large_trie(
     engine._native, engine.trie, engine.threads = module_, trie, os.cpu_count() or 1
     engine.device = open_device(0)
     engine.device_trie = DeviceTrie(trie, engine.device)
-    engine._pipelines, engine._device_searches = {}, {}
+    engine._pipelines, engine._device_searches, engine._last = {}, {}, None
     return engine, trie, _grids(trie, module_, num_queries)
 
 

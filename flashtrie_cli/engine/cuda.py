@@ -36,10 +36,21 @@ class CudaEngine(CpuEngine):
         self.device_trie = DeviceTrie(self.trie, self.device)
         self._pipelines: dict[Any, HostPipeline] = {}
         self._device_searches: dict[Any, DeviceSearch] = {}
+        self._last: tuple[Any, HostPipeline] | None = None  # shapes, types and plan of the last call
 
     def search(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan) -> SearchResults:
         """As in ``TrieEngine``, from host arrays; uint16 to int64 tokens and float16 log-probs go over as they are."""
+        key = (tokens.shape, tokens.dtype, logprobs.shape, logprobs.dtype, plan)
+        is_flat = tokens.flags.c_contiguous and logprobs.flags.c_contiguous
+        if self._last is not None and self._last[0] == key and is_flat:
+            try:  # as the call before
+                return self._last[1].search(tokens, logprobs)
+            except Exception as error:
+                raise _explained(error) from error
         tokens, logprobs = _as_kernel_types(tokens, logprobs)
+        return self._search(tokens, logprobs, plan)
+
+    def _search(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan) -> SearchResults:
         num_queries, num_steps, num_slots = tokens.shape
         if num_queries == 0 or num_steps == 0 or num_slots == 0:
             return _nothing(num_queries)
@@ -50,6 +61,7 @@ class CudaEngine(CpuEngine):
                 while len(self._pipelines) >= _KEPT_PIPELINES:
                     self._pipelines.pop(next(iter(self._pipelines)))
                 pipeline = self._pipelines[key] = HostPipeline(self.device_trie, tokens, logprobs, plan)
+            self._last = (tokens.shape, tokens.dtype, logprobs.shape, logprobs.dtype, plan), pipeline
             return pipeline.search(tokens, logprobs)
         except Exception as error:
             raise _explained(error) from error

@@ -21,7 +21,6 @@ NO_TOKEN = 0xFFFF_FFFF
 KERNELS = {
     "search_block": (1, 2, 512),
     "search_alone": (1, 1, 640),
-    "search_broad": (1, 1, 1024),
     "search_cluster4": (4, 1, 640),
     "search_cluster8": (8, 1, 640),
     "search_spill": (1, 1, 512),
@@ -37,7 +36,7 @@ _MAX_TIES = 256
 _WINDOW_PLACES = 1024
 _QUEUE_PLACES = 96
 _ROW_WARPS = 4
-_CONTROL_BYTES = 1552
+_CONTROL_BYTES = 1568
 _STARTS_BEHIND = 36
 _SPILL_BUDGET = 8192
 _CANDIDATE_BYTES, _RESULT_BYTES = 20, 18
@@ -60,8 +59,10 @@ SEARCH = np.dtype(
 
 BATCH = np.dtype(
     [
-        ("trie", TRIE), ("search", SEARCH), ("tags", "u8"), ("heads", "u8"), ("root_table", "u8"), ("tokens", "u8"), ("logprobs", "u8"),
-        ("beam_widths", "u8"), ("result_limits", "u8"), ("step_counts", "u8"), ("counters", "u8"), ("history", "u8"),
+        ("trie", TRIE), ("search", SEARCH), ("tags", "u8"), ("heads", "u8"),
+        ("root_table", "u8"), ("tokens", "u8"), ("logprobs", "u8"),
+        ("beam_widths", "u8"), ("result_limits", "u8"), ("step_counts", "u8"), ("stage", "u8"),
+        ("counters", "u8"), ("history", "u8"),
         ("workspace", "u8"), ("num_hits", "u8"), ("num_tokens", "u8"), ("bad_slots", "u8"), ("key_ids", "u8"),
         ("scores", "u8"), ("normalised_scores", "u8"), ("token_ends", "u8"), ("hit_tokens", "u8"), ("phases", "u8"),
         ("workspace_bytes", "u8"), ("root_last", "u4"), ("root_places", "u4"), ("root_shift", "i4"),
@@ -163,7 +164,8 @@ def _pool_bytes(candidate_places: int, result_places: int) -> int:
 
 def _frontier_bytes(beams: int, blocks_per_group: int) -> int:
     arrivals = 0 if blocks_per_group == 1 else 16 * beams
-    return 20 * _beam_places(beams, blocks_per_group) + 4 * _STARTS_BEHIND + arrivals
+    places = _beam_places(beams, blocks_per_group)
+    return 16 * places + 8 * (places + _STARTS_BEHIND) + arrivals
 
 
 def _table_bytes(num_slots: int) -> int:

@@ -21,7 +21,7 @@ _CHUNK_BYTES = 32 << 20
 """Of a chunk's grids, and of its answers at most: enough to hide the launch, little enough to pin."""
 
 _MAPPED_BYTES = 256 << 10
-"""Grids up to this size are read by the kernel from the host's memory: cheaper than the latency of a copy."""
+"""A query's grid up to this size is fetched from the host's memory by the kernel: no copy to wait for."""
 
 
 _pinned_ranges: dict[int, int] = {}
@@ -104,6 +104,8 @@ class _Lane:
         self._size = num_queries * num_steps * num_slots
         self._dtypes = token_dtype, logprob_dtype
         self._staging: tuple[Any, ...] | None = None
+        self._maps = False
+        self._fetched: Any = None
         self._on_device: tuple[Any, Any] | None = None
         hits = num_queries * self.session.result_capacity
         self.counts, counts_mapped = _pinned(3 * num_queries, np.uint32)
@@ -137,24 +139,29 @@ class _Lane:
         count = len(tokens)
         self.first_query, self.num_queries = first_query, count
         self._logprobs = logprobs
+        stage = 0
         if _pinned_ranges and _is_pinned(tokens) and _is_pinned(logprobs):
             addresses = self._upload(tokens, logprobs)
         else:
-            addresses = self._stage(tokens, logprobs)
-        self.session.launch(*addresses, count, self.stream)
+            addresses, stage = self._stage(tokens, logprobs)
+        self.session.launch(*addresses, count, self.stream, stage=stage)
         if not self._is_single:
             self.session.pack(self._packed, count, self.stream)
         self.done.record(self.stream)
 
-    def _stage(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> tuple[int, int]:
+    def _stage(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> tuple[tuple[int, int], int]:
+        """Copies grids to pinned memory and on to the device, unless the kernel fetches them; then, where to."""
         if self._staging is None:
             self._staging = *_pinned(self._size, self._dtypes[0]), *_pinned(self._size, self._dtypes[1])
+            self._maps = self._is_single and tokens.nbytes + logprobs.nbytes <= _MAPPED_BYTES
+            if self._maps:
+                self._fetched = self._cuda.mem_alloc(self.session.stage_bytes())
         pinned_tokens, tokens_mapped, pinned_logprobs, logprobs_mapped = self._staging
         pinned_tokens[: tokens.size] = tokens.reshape(-1)
         pinned_logprobs[: logprobs.size] = logprobs.reshape(-1)
-        if tokens.nbytes + logprobs.nbytes <= _MAPPED_BYTES:
-            return tokens_mapped, logprobs_mapped
-        return self._upload(pinned_tokens[: tokens.size], pinned_logprobs[: logprobs.size])
+        if self._maps:
+            return (tokens_mapped, logprobs_mapped), int(self._fetched)
+        return self._upload(pinned_tokens[: tokens.size], pinned_logprobs[: logprobs.size]), 0
 
     def _upload(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> tuple[int, int]:
         cuda = self._cuda
@@ -176,18 +183,27 @@ class _Lane:
         self.done.synchronize()
         count, self.num_queries = self.num_queries, 0
         bad_slots = self.counts[2 * self.capacity : 2 * self.capacity + count]
-        if int(bad_slots.min()) != NO_SLOT:
+        if (bad_slots[0] if count == 1 else bad_slots.min()) != NO_SLOT:
             query = int(np.argmax(bad_slots != NO_SLOT))
             slot = int(bad_slots[query])
             value = float(self._logprobs.reshape(-1)[query * num_steps * num_slots + slot])
             shape = (self.first_query + count, num_steps, num_slots)
             flat = (self.first_query + query) * num_steps * num_slots + slot
             raise InputError(bad_logprob_message(flat, shape, value))
-        if self._is_single:
-            hits = int(self.counts[0])
-            self.answers["hit_offsets"][1] = hits
-            self.answers["token_offsets"][1 : hits + 1] = self._token_ends[:hits]
         return count
+
+    def only_answer(self) -> SearchResults:
+        """The answer of the one query, after ``finish``."""
+        num_hits, num_tokens = self.counts[:2].tolist()
+        answers = self.answers
+        token_offsets = np.empty(num_hits + 1, np.int64)
+        token_offsets[0] = 0
+        token_offsets[1:] = self._token_ends[:num_hits]
+        return SearchResults(
+            np.array((0, num_hits), np.int64),
+            answers["key_ids"][:num_hits].copy(), answers["scores"][:num_hits].copy(),
+            answers["normalised_scores"][:num_hits].copy(), token_offsets, answers["tokens"][:num_tokens].copy(),
+        )  # fmt: skip
 
 
 class HostPipeline:
@@ -217,6 +233,8 @@ class HostPipeline:
     def search(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> SearchResults:
         """Results of grids [queries, steps, slots] of the shape and types that the pipeline was made for."""
         num_queries = len(tokens)
+        if num_queries == self.chunk == 1:
+            return self._search_one(tokens, logprobs)
         if num_queries > self.chunk and len(self._lanes) == 1:
             self._lanes.append(self._make())
         answers = _Answers(num_queries, self._result_limit, self._depth)
@@ -240,3 +258,14 @@ class HostPipeline:
             for lane in pending:  # an error or Ctrl-C: leave nothing running that writes to these buffers
                 lane.stream.synchronize()
         return answers.result()
+
+    def _search_one(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> SearchResults:
+        """The shortest way for one query: what Python does here takes as long as a good part of its search."""
+        lane = self._lanes[0]
+        lane.start(tokens, logprobs, 0)
+        try:
+            lane.finish(self._num_steps, self._num_slots)
+        except KeyboardInterrupt:
+            lane.stream.synchronize()
+            raise
+        return lane.only_answer()

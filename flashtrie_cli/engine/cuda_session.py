@@ -130,15 +130,27 @@ class SearchSession:
         self._batch["step_counts"] = step_counts
         self._ready_for = None
 
+    def stage_bytes(self) -> int:
+        """Of the memory that ``launch`` fetches a grid to."""
+        slots = self.num_steps * self.num_slots
+        return sum(-(-slots * int(self._batch[name]) // 16) * 16 for name in ("token_bytes", "logprob_bytes"))
+
     def set_phases(self, address: int) -> None:
         """Where an instrumented build adds its cycles, int64 [8]."""
         self._batch["phases"] = address
         self._ready_for = None
 
-    def launch(self, tokens: int, logprobs: int, num_queries: int, stream: Any = None) -> None:
-        """Enqueue the search of the first ``num_queries`` grids at these device addresses, on a stream of PyCUDA's."""
+    def launch(
+        self, tokens: int, logprobs: int, num_queries: int, stream: Any = None, *, stage: int = 0
+    ) -> None:
+        """Enqueue the search of the first ``num_queries`` grids at these device addresses, on a stream of PyCUDA's.
+
+        ``stage``: for one query whose grid lies in mapped host memory, both addresses multiples of 16: device memory
+        of ``stage_bytes``, to which the kernel fetches the grid first.
+        """
         if num_queries == 0:
             return
+        self._batch["stage"] = stage
         key = (tokens, logprobs, num_queries)
         if key != self._ready_for:  # the same buffers again, as in a service, cost one call
             launch, record = self.prepare(tokens, logprobs, num_queries)

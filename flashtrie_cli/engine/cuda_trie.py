@@ -90,7 +90,7 @@ class DeviceTrie:
         return address
 
     def _tag_nodes(self) -> None:
-        """What the search reads of a matching node, taken from louds and high parts once (``cuda/flashtrie/node_tags.cuh``)."""
+        """What the search reads of a matching node, taken from the trie once (``cuda/flashtrie/node_tags.cuh``)."""
         function = load_kernels("search", self.device).get_function("tag_nodes")
         function.prepare([self.view.dtype, np.uint64, np.uint64])
         function.prepared_call((-(-self.num_nodes // 256), 1), (256, 1, 1), self.view.tobytes(), self.tags, self.heads)

@@ -66,7 +66,7 @@ class Function:
 
 
 class EmulatedDriver(types.ModuleType):
-    """In the place of ``pycuda.driver``; ``launched`` lists the kernels that search, by name."""
+    """In the place of ``pycuda.driver``; ``launched`` lists the kernels by name, but for the one that every index begins with."""
 
     def __init__(self, library: ctypes.CDLL):
         super().__init__("pycuda.driver")
@@ -157,6 +157,8 @@ class EmulatedDriver(types.ModuleType):
 
     def launch(self, name: str, blocks: int, threads: int, shared: int, arguments: tuple[Any, ...]) -> None:
         self.seed += 1
+        if name != "tag_nodes":
+            self.launched.append(name)
         if name == "build_root_table":
             view, root_last, shift, places, table = arguments
             self.library.emulate_root_table(
@@ -168,7 +170,6 @@ class EmulatedDriver(types.ModuleType):
             view, tags, heads = arguments
             self.library.emulate_tags(ctypes.c_char_p(view), ctypes.c_void_p(tags), ctypes.c_void_p(heads))
             return
-        self.launched.append(name)
         batch = ctypes.create_string_buffer(arguments[0], BATCH.itemsize)
         if name == "pack_hits":
             packed = ctypes.create_string_buffer(arguments[1], len(arguments[1]))

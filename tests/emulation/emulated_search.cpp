@@ -21,7 +21,6 @@ int emulate_search(const SearchBatch* batch, const char* kernel, uint32_t num_bl
   auto run = [&](auto search, uint32_t blocks) { return simt::launch(num_blocks, blocks, num_threads, shared_bytes, seed, search) ? 0 : 1; };
   if (name == "search_block") return run([&](unsigned char* shared) { GroupSearch<1, 16, false>(*batch, shared).run(); }, 1);
   if (name == "search_alone") return run([&](unsigned char* shared) { GroupSearch<1, 20, false>(*batch, shared).run(); }, 1);
-  if (name == "search_broad") return run([&](unsigned char* shared) { GroupSearch<1, 32, false>(*batch, shared).run(); }, 1);
   if (name == "search_spill") return run([&](unsigned char* shared) { GroupSearch<1, 16, true>(*batch, shared).run(); }, 1);
   if (name == "search_cluster4") return run([&](unsigned char* shared) { GroupSearch<4, 20, false>(*batch, shared).run(); }, 4);
   if (name == "search_cluster8") return run([&](unsigned char* shared) { GroupSearch<8, 20, false>(*batch, shared).run(); }, 8);
@@ -55,7 +54,6 @@ void take_counts(uint64_t* to) {
 uint64_t search_batch_size() { return sizeof(SearchBatch); }
 // Bytes of a block's shared memory: of fixed size, and the rest.
 void search_sizes(const SearchBatch* batch, uint32_t num_blocks, uint32_t num_threads, uint64_t* fixed, uint64_t* large) {
-  if (num_threads == 1024) return sizes<1, 32>(batch, fixed, large);
   if (num_threads == 512) return sizes<1, 16>(batch, fixed, large);
   if (num_blocks == 1) return sizes<1, 20>(batch, fixed, large);
   return num_blocks == 4 ? sizes<4, 20>(batch, fixed, large) : sizes<8, 20>(batch, fixed, large);
