@@ -10,7 +10,7 @@ namespace flashtrie {
 template <int kBlocks, int kWarps, bool kSpill>
 FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::deals_directly() const {
   const uint32_t scanned = batch_.scan_limit / 8 + 2, most = scanned > batch_.num_slots ? scanned : batch_.num_slots;
-  return kBlocks == 1 && beam_width_ < (1u << (32 - kBeamBits)) / most;
+  return kBlocks == 1 && static_cast<uint64_t>(beam_width_) * most < 1u << (32 - kBeamBits);
 }
 
 // The candidates not below the cut become the frontier. Ends with a barrier.

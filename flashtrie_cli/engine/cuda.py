@@ -50,7 +50,9 @@ class CudaEngine(CpuEngine):
         tokens, logprobs = _as_kernel_types(tokens, logprobs)
         return self._search(tokens, logprobs, plan)
 
-    def _search(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan) -> SearchResults:
+    def _search(
+        self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan
+    ) -> SearchResults:
         num_queries, num_steps, num_slots = tokens.shape
         if num_queries == 0 or num_steps == 0 or num_slots == 0:
             return _nothing(num_queries)

@@ -27,8 +27,9 @@ KERNELS = {
 }
 """Blocks a query, blocks that share a multiprocessor, threads a block."""
 
-_SMALL, _MEDIUM = 128, 400
-"""Beam widths, results and slots up to which one block, and a cluster of four, answer soonest (measured on an H200)."""
+_SMALL = 128
+"""Beam width, results and slots up to which one block answers sooner than a cluster, where the root's children have few
+children themselves (measured on an H200)."""
 
 _BITMAP_WORDS = 2048
 _BIN_WORDS = 1024
@@ -180,14 +181,16 @@ def plan_launch(
     num_multiprocessors: int,
     shared_bytes: int,
     kernel: str | None = None,
+    is_bushy: bool = False,
 ) -> Launch:
     """The kernel for a batch and its sizes. ``shared_bytes``: most that a block may have; ``kernel`` forces one.
 
-    A cluster a query while the device has multiprocessors to spare for it, else one block a query; frontier and
-    pools in global memory where they don't fit into shared memory. UsageError for what no kernel holds.
+    ``is_bushy``: the second step has much to scan whatever the beam width. A cluster a query while the device has
+    multiprocessors to spare for it, else one block a query; frontier and pools in global memory where they don't fit
+    into shared memory. UsageError for what no kernel holds.
     """
     shape.check()
-    name = kernel or _choose(shape, num_queries, arch, num_multiprocessors)
+    name = kernel or _choose(shape, num_queries, arch, num_multiprocessors, is_bushy)
     if name != "search_spill":
         launch = _in_shared(name, shape, num_queries, num_multiprocessors, shared_bytes)
         if launch is not None:
@@ -214,7 +217,9 @@ def _in_shared(
     fixed = _fixed_bytes(num_threads) + _table_bytes(shape.num_slots) + _frontier_bytes(beams, blocks)
     # Each resident block also costs the multiprocessor a KiB of its own.
     spare = (shared_bytes + 1024) // resident - 1024 - fixed
-    budget = 2 * (num_threads - 32 * _ROW_WARPS)  # a pool's free places: all that expand may have begun to add 32
+    budget = 2 * (
+        num_threads - 32 * _ROW_WARPS
+    )  # a pool's free places: all that expand may have begun to add 32
     least = _pool_bytes(max(beams, results) + budget, results + budget)
     history = _history_words(shape, _beam_places(beams, blocks))
     # The history is written once and read once; the pools matter more. A cluster's must be where all blocks reach it.
@@ -233,13 +238,10 @@ def _in_shared(
     )  # fmt: skip
 
 
-def _choose(shape: Shape, num_queries: int, arch: int, num_multiprocessors: int) -> str:
-    size = max(shape.beam_width, shape.num_results, shape.num_slots)
-    if size <= _SMALL:
-        return "search_block" if num_queries > num_multiprocessors else "search_alone"
-    if arch >= 90:
+def _choose(shape: Shape, num_queries: int, arch: int, num_multiprocessors: int, is_bushy: bool) -> str:
+    is_small = max(shape.beam_width, shape.num_results, shape.num_slots) <= _SMALL
+    if arch >= 90 and (is_bushy or not is_small):
         for name in ("search_cluster8", "search_cluster4"):
-            blocks = KERNELS[name][0]
-            if num_queries * blocks <= num_multiprocessors and (blocks == 4 or size > _MEDIUM):
+            if num_queries * KERNELS[name][0] <= num_multiprocessors:
                 return name
-    return "search_alone"
+    return "search_block" if is_small and num_queries > num_multiprocessors else "search_alone"

@@ -46,7 +46,7 @@ class SearchSession:
         shape = Shape(plan.beam_width, plan.result_limit, num_slots, self.depth)
         self._plan_for = lambda count: plan_launch(
             shape, count, arch=device.arch, num_multiprocessors=device.num_multiprocessors,
-            shared_bytes=device.shared_memory_bytes, kernel=kernel,
+            shared_bytes=device.shared_memory_bytes, kernel=kernel, is_bushy=trie.is_bushy,
         )  # fmt: skip
         self._module = module or load_kernels("search", device)
         self._launches: dict[int, Launch] = {}

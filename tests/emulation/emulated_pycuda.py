@@ -66,7 +66,7 @@ class Function:
 
 
 class EmulatedDriver(types.ModuleType):
-    """In the place of ``pycuda.driver``; ``launched`` lists the kernels by name, but for the one that every index begins with."""
+    """In the place of ``pycuda.driver``; ``launched`` lists the kernels but that with which every index begins."""
 
     def __init__(self, library: ctypes.CDLL):
         super().__init__("pycuda.driver")

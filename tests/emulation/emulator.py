@@ -45,7 +45,13 @@ def _address(array: np.ndarray[Any, Any] | None) -> int:
 def large_of(batch: Any) -> int:
     """Bytes of tables, frontier and pools."""
     pools = 20 * int(batch["candidate_places"]) + 18 * int(batch["result_places"])
-    return (8 << int(batch["log2_table"])) + 20 * (int(batch["num_slots"]) + 8) + 24 * int(batch["beam_capacity"]) + pools + 512
+    return (
+        (8 << int(batch["log2_table"]))
+        + 20 * (int(batch["num_slots"]) + 8)
+        + 24 * int(batch["beam_capacity"])
+        + pools
+        + 512
+    )
 
 
 class EmulatedEngine:

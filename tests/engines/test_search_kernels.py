@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import shutil
 import subprocess
 import sys
@@ -87,6 +88,22 @@ def test_pools_that_fill_up_and_scores_that_are_all_alike(
     found = engine.search(tokens, logprobs, plan, num_blocks=KERNELS[kernel])
     assert found.num_hits == 300
     assert found.identical(cpu.search(tokens, logprobs, plan))
+
+
+@pytest.mark.parametrize("kernel", ["search_block", "search_alone", "search_cluster4"])
+@pytest.mark.parametrize("steps_apart", [1, 40])
+def test_floors_drop_nothing_that_counts(library: ctypes.CDLL, kernel: str, steps_apart: int) -> None:
+    """Far more candidates than are kept, scores a rounding step apart: floors rise in mid-step, and decide."""
+    fan_out = 24
+    keys = [key for n in (1, 2, 3) for key in itertools.product(range(fan_out), repeat=n)]
+    cpu, _ = engines(keys)
+    rng = np.random.default_rng(steps_apart)
+    tokens = np.stack([rng.permutation(fan_out) for _ in range(3)])[None].astype(np.uint32)
+    step = np.float32(2.0**-23 * steps_apart)
+    logprobs = (np.float32(-1) - step * rng.integers(0, 12, tokens.shape)).astype(np.float32)
+    for plan in (SearchPlan(beam_width=130), SearchPlan(beam_width=90, num_results=300, alpha=0.0)):
+        found = emulated(library, cpu, kernel).search(tokens, logprobs, plan, num_blocks=KERNELS[kernel])
+        assert found.identical(cpu.search(tokens, logprobs, plan))
 
 
 def test_several_queries_a_block_with_widths_and_steps_of_their_own(library: ctypes.CDLL) -> None:
