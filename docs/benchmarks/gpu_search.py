@@ -1,8 +1,11 @@
 """The figures of docs/benchmarks/gpu_search.md: beam search on a GPU, checked against the cpu engine, then timed.
 
-usage: gpu_search.py LOAD.npz [--large NODES] [--json OUT]   (from the checkout, with PyCUDA; --large needs CuPy)
+usage: gpu_search.py LOAD.npz [--titles INDEX GRIDS.npz] [--command QUERIES] [--large NODES] [--json OUT]
+       (from the checkout, with PyCUDA; --large needs CuPy)
 
 LOAD.npz holds keys (`keys_flat` uint32, `keys_off`) and grids (`tok` uint32, `lp` float32 [queries, steps, slots]).
+--titles compares every setting with the cpu engine on another index and its grids, and times it. --command times the
+whole process of `flashtrie search` over that many queries. --large makes a trie of so many nodes.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,6 +29,8 @@ from flashtrie_cli.engine.cuda_session import SearchSession
 from flashtrie_cli.keys.batch import KeyBatch
 
 WIDTHS = (100, 300, 600, 1000)
+BATCHES = (1, 8, 32, 128, 512, 1024, 2048, 4096)
+
 PHASES = ("begin", "expand", "row", "wait", "prune", "cut", "survive", "finish")
 started = time.time()
 results: dict[str, Any] = {}
@@ -156,25 +163,19 @@ def measure(name: str, engine: CudaEngine, index: Index | None, grids: tuple[np.
 
     for width in (100, 1000):
         if index is not None:
-            tokens, logprobs = cut(grids, width, 64)
-            plan = SearchPlan(beam_width=width)
-            same = engine.search(tokens, logprobs, plan).identical(
-                index.engine.search(tokens, logprobs, plan)
-            )
+            same = same_bytes(engine, index, cut(grids, width, 64), SearchPlan(beam_width=width))
             say(f"{name}: same bytes as cpu, {width}", same)
     for width in WIDTHS:
         say(f"{name}: kernel us, {width}", kernel_times(engine, grids, width))
         say(f"{name}: host to host us, {width}", host_times(engine, grids, width))
     for width in (100, 1000):
-        rates = {batch: kernel_rate(engine, grids, width, batch) for batch in (1, 8, 64, 512, 4096)}
+        rates = {batch: kernel_rate(engine, grids, width, batch) for batch in BATCHES}
         say(f"{name}: kernel queries/s by batch, {width}", rates)
     for width in (300, 600):
         say(f"{name}: kernel queries/s by batch, {width}", {4096: kernel_rate(engine, grids, width, 4096)})
     for width in (100, 1000):
-        say(
-            f"{name}: host to host queries/s from pinned memory, {width}",
-            host_rate(engine, grids, width, 8192),
-        )
+        rates = {batch: host_rate(engine, grids, width, batch) for batch in (*BATCHES[1:], 16384)}
+        say(f"{name}: host to host queries/s from pinned memory by batch, {width}", rates)
     nvcc = cuda_sources.find_nvcc()
     if nvcc is None:
         return
@@ -186,12 +187,84 @@ def measure(name: str, engine: CudaEngine, index: Index | None, grids: tuple[np.
         say(f"{name}: cycles by phase, {width}", kernel_times(engine, grids, width, module=module))
 
 
+def same_bytes(
+    engine: CudaEngine, index: Index, grids: tuple[np.ndarray, np.ndarray], plan: SearchPlan
+) -> bool:
+    return engine.search(*grids, plan).identical(index.engine.search(*grids, plan))
+
+
+def measure_titles(index_path: str, grids_path: str) -> None:
+    """All grids at several settings against the cpu engine, then times."""
+    index = Index.open(index_path, engine="cpu", threads=os.cpu_count() or 1)
+    engine = CudaEngine(index.stored, threads=os.cpu_count() or 1)
+    with np.load(grids_path) as file:
+        whole = file["tokens"].astype(np.uint32), file["logprobs"].astype(np.float32)
+    differ, compared = [], 0
+    eos = 50256
+    for width in (10, 100, 256, 1000, 4000):
+        for settings in ({}, {"eos": eos}, {"alpha": 5.0}, {"alpha": 0.0, "eos": eos},
+                         {"token_threshold": -8.0, "sequence_threshold": -25.0}):  # fmt: skip
+            compared += 1
+            if not same_bytes(engine, index, whole, SearchPlan(beam_width=width, **settings)):
+                differ.append((width, settings))
+    say("titles: settings compared with cpu, and those that differ", [compared, differ])
+    grids = whole[0][:256, :8], whole[1][:256, :8]
+    for width in (100, 256):
+        for kernel in (None, "search_alone"):
+            say(
+                f"titles: kernel us, {width}, {kernel or 'chosen'}",
+                kernel_times(engine, grids, width, kernel),
+            )
+        say(f"titles: host to host us, {width}", host_times(engine, grids, width))
+        say(f"titles: kernel queries/s, batch 4096, {width}", kernel_rate(engine, grids, width, 4096))
+
+
+def measure_command(
+    index_path: str, grids: tuple[np.ndarray, np.ndarray], queries: int, folder: Path
+) -> None:
+    """The whole process of `flashtrie search` from an uncompressed .npz in the page cache, and its parts."""
+    tokens, logprobs = cut(grids, 100)
+    times = -(-queries // len(tokens))
+    path = folder / "queries.npz"
+    np.savez(
+        path,
+        tokens=np.tile(tokens, (times, 1, 1))[:queries],
+        logprobs=np.tile(logprobs, (times, 1, 1))[:queries],
+    )
+    for form in ("npz", "tsv"):
+        command = [
+            sys.executable,
+            "-m",
+            "flashtrie_cli",
+            "search",
+            index_path,
+            str(path),
+            "-b",
+            "100",
+            "--engine",
+            "cuda",
+        ]
+        command += ["-j", "0", "--force", "--format", form, "-o", str(folder / f"hits.{form}")]
+        begin = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        seconds = time.perf_counter() - begin
+        lines = done.stderr.strip().splitlines()[-8:]
+        say(
+            f"command: {queries} queries to {form}",
+            {"s": round(seconds, 2), "queries/s": int(queries / seconds)},
+        )
+        say(f"command: what it said, {form}", lines)
+    path.unlink()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("load")
     parser.add_argument("--large", type=int, default=0, help="nodes of a synthetic index to measure beside")
+    parser.add_argument("--titles", nargs=2, metavar=("INDEX", "GRIDS"))
+    parser.add_argument("--command", type=int, default=0, metavar="QUERIES")
     parser.add_argument("--json", default="")
     parser.add_argument("--folder", default=tempfile.gettempdir())
     options = parser.parse_args()
@@ -200,6 +273,10 @@ def main() -> None:
     say("load", {"nodes": index.num_nodes, "keys": index.num_keys, "resident bytes": engine.device_trie.size})
     measure("load", engine, index, grids)
     del engine, index
+    if options.command:
+        measure_command(str(Path(options.folder) / "load.ft"), grids, options.command, Path(options.folder))
+    if options.titles:
+        measure_titles(*options.titles)
     if options.large:
         from large_trie import large_trie
 
@@ -213,6 +290,8 @@ def main() -> None:
             say(f"large: same bytes as cpu, {width}", [same, answer.num_hits])
         for width in WIDTHS:
             say(f"large: kernel us, {width}", kernel_times(engine, grids, width))
+        for width in (100, 1000):
+            say(f"large: kernel queries/s, batch 4096, {width}", kernel_rate(engine, grids, width, 4096))
     if options.json:
         Path(options.json).write_text(json.dumps(results, indent=1) + "\n")
 
