@@ -91,16 +91,6 @@ FT_DEVICE void count_in_bin(uint32_t* histogram, uint64_t key) {
   simt::atomic_add(&histogram[bin >> 1], 1u << (16 * (bin & 1)));
 }
 
-// Entries of each chunk of bins, by whole warps.
-FT_DEVICE void sum_chunks(const uint32_t* histogram, uint32_t* totals) {
-#pragma unroll 1
-  for (uint32_t chunk = simt::thread() >> 5; chunk < kChunks; chunk += simt::num_threads() >> 5) {
-    const uint32_t word = histogram[chunk * kChunkWords + simt::lane()];
-    const uint32_t total = simt::reduce_add((word & 0xffff) + (word >> 16));
-    if (simt::lane() == 0) totals[chunk] = total;
-  }
-}
-
 FT_DEVICE uint32_t inclusive_scan(uint32_t value) {
 #pragma unroll
   for (uint32_t by = 1; by < 32; by <<= 1) {

@@ -75,12 +75,12 @@ struct alignas(16) SearchControl {
   uint32_t bin, wanted, in_bin, tie_base;  // of the cut
   uint32_t sums[3], sum_turn;
   uint32_t num_gathered;
-  uint32_t best_score, worst_score, most_in_bin;  // of the hits; worst as its complement
+  uint32_t num_found, most_in_bin;  // results of the group; of those that matter, most in a bin
   uint32_t received[8];        // by block of the group: beams that it sent
   uint32_t group_counts[8];    // by block: its candidates, results << 16
   uint32_t floor_bins[2][8];   // by block: a bin that so many of its entries reach that those of the group are n
   uint32_t chunk_totals[8][kChunks];  // by block: entries of its histogram
-  uint32_t result_totals[kChunks], warp_sums[kChunks];
+  uint32_t warp_sums[kChunks];
   uint32_t next_query;  // the last, and not cleared between queries
 };
 

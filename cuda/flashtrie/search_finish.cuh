@@ -1,4 +1,8 @@
-// Part of search_group.cuh: from the pool of results to the answer, best first.
+// Part of search_group.cuh: from the pools of results to the answer, best first.
+//
+// The score bins already say where a result belongs, but for the order within its bin: so many stand in the bins above, so
+// many of its own in the blocks before. Every block writes its results to the leader's memory at those places, in the order
+// of bins, and the leader compares the few that share one.
 #pragma once
 
 namespace flashtrie {
@@ -7,149 +11,150 @@ constexpr uint32_t kCrowdedBin = 64;  // past this many hits a bin, comparing th
 
 template <int kBlocks, int kWarps, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::finish() {
-  if (kBlocks > 1) {
-    share_totals(1);
-    simt::sync_group<kBlocks>();
-  }
-  const uint32_t found = group_entries(1);
-  uint64_t cut = 0;
-  uint32_t num_gathered = found;
-  if (found > result_limit_ && found > kCompareAll) {
-    cut = pool_cut_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 1, result_limit_, true);
-    num_gathered = result_limit_ - control().wanted + (cut == bin_start(control().bin) ? control().in_bin : control().wanted);
-  }
-  if (num_gathered > kCompareAll)  // `sort` counts in it
-    for (uint32_t i = simt::thread(); i < kBinWords; i += simt::num_threads()) candidate_histogram(0)[i] = 0;
-  gather(cut);
+  place_bins();
+  const uint32_t found = control().num_found, num_hits = found < result_limit_ ? found : result_limit_;
+  const bool is_crowded = control().most_in_bin > kCrowdedBin;
+  if (is_crowded)
+    gather_crowded_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), found);
+  else
+    deliver();
   simt::sync_group<kBlocks>();
   if (simt::rank<kBlocks>() != 0) return;
-  const uint32_t num_hits = found < result_limit_ ? found : result_limit_;
   if (simt::thread() == 0) {
     batch_.num_hits[query_] = num_hits;
     batch_.bad_slots[query_] = ~control().bad_slot;
     if (num_hits == 0) batch_.num_tokens[query_] = 0;
   }
   if (num_hits == 0) return;
-  if (num_gathered <= kCompareAll)
-    rank_all(num_gathered, num_hits);
+  if (is_crowded)
+    sort_crowded_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), num_hits);
   else
-    sort(num_gathered);
+    order(num_hits);
   write_hits(num_hits);
 }
 
-// The results not below the cut, of all blocks, into the leader's candidate pool, which nobody needs any more.
+// Where the bins begin among all results, and where this block's share of each; both take the place of the candidates'
+// histograms. Two words a thread, from the best bin down. The last step's barrier completed all histograms. Ends with a
+// barrier of the block.
 template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::gather(uint64_t cut) {
-  SearchControl& to = *simt::in_block<kBlocks>(&control(), 0);
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::place_bins() {
+  static_assert(kBinWords / 2 <= kWarps * 32, "two words a thread");
+  const uint32_t me = simt::thread(), lane = simt::lane(), upper = kBinWords - 1 - 2 * me;
+  const bool here = me < kBinWords / 2;
+  uint32_t words[2] = {0, 0}, before[2] = {0, 0};
+  if (here) {
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      uint32_t theirs[kBlocks];  // all reads first: they overlap
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) theirs[b] = *simt::in_block<kBlocks>(&result_histogram()[upper - i], b);
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        if (static_cast<uint32_t>(b) == simt::rank<kBlocks>()) before[i] = words[i];
+        words[i] += theirs[b];
+      }
+    }
+  }
+  const uint32_t counts[4] = {words[0] >> 16, words[0] & 0xffff, words[1] >> 16, words[1] & 0xffff};
+  const uint32_t sum = counts[0] + counts[1] + counts[2] + counts[3];
+  const uint32_t upto = inclusive_scan(sum);
+  if (lane == 31) control().warp_sums[me >> 5] = upto;
+  simt::sync_block();
+  const uint32_t warp_sum = lane < kWarps ? control().warp_sums[lane] : 0;
+  uint32_t at = simt::reduce_add(lane < (me >> 5) ? warp_sum : 0) + upto - sum, most = 0;
+#pragma unroll
+  for (uint32_t i = 0; here && i < 2; ++i) {
+    const uint32_t high = at, low = at + counts[2 * i];
+    bin_starts()[upper - i] = high << 16 | low;
+    bin_places()[upper - i] = (high << 16 | low) + before[i];
+    // Only bins that the answer reaches into matter.
+    if (high < result_limit_ && counts[2 * i] > most) most = counts[2 * i];
+    if (low < result_limit_ && counts[2 * i + 1] > most) most = counts[2 * i + 1];
+    at = low + counts[2 * i + 1];
+  }
+  most = simt::reduce_max(most);
+  if (lane == 0) simt::atomic_max(&control().most_in_bin, most);
+  const uint32_t found = simt::reduce_add(warp_sum);
+  if (me == 0) control().num_found = found;
+  simt::sync_block();
+}
+
+// This block's results of the bins that the answer reaches into, to their places in the leader's pool of candidates, which
+// nobody needs any more.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::deliver() {
   const uint32_t count = num_entries(1);
 #pragma unroll 1
-  for (uint32_t from = simt::thread() & ~31u; from < count; from += simt::num_threads()) {
+  for (uint32_t i = simt::thread(); i < count; i += kWarps * 32) {
+    const uint64_t key = results().keys[i];
+    const uint32_t bin = score_bin(key), half = 16 * (bin & 1);
+    if ((bin_starts()[bin >> 1] >> half & 0xffff) >= result_limit_) continue;
+    const uint32_t at = simt::atomic_add(&bin_places()[bin >> 1], 1u << half) >> half & 0xffff;
+    put_hit(at, key, i);
+  }
+}
+
+// Result `i` of this block as a hit in the leader's pool: score and depth take the places of ranges.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::put_hit(uint32_t at, uint64_t key, uint32_t i) {
+  const ResultScore score = results().scores()[i];
+  simt::in_block<kBlocks>(candidates().keys, 0)[at] = key;
+  simt::in_block<kBlocks>(candidates().ranges(), 0)[at] = {float_bits(score.total), results().depths()[i]};
+  simt::in_block<kBlocks>(candidates().links(), 0)[at] = score.link;
+}
+
+// Leaves the places of the best hits, best first, in `sorted`.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::order(uint32_t num_hits) {
+  const uint64_t* keys = candidates().keys;
+#pragma unroll 1
+  for (uint32_t i = simt::thread(); i < num_hits + kCrowdedBin && i < control().num_found; i += kWarps * 32) {
+    const uint64_t key = keys[i];
+    const uint32_t bin = score_bin(key);
+    const uint32_t begin = bin_start_of(bin), end = bin > 0 ? bin_start_of(bin - 1) : control().num_found;
+    if (begin >= num_hits || i >= end) continue;  // behind the last bin delivered
+    uint32_t better = begin;
+#pragma unroll 2
+    for (uint32_t other = begin; other < end; ++other) better += keys[other] > key;
+    if (better < num_hits) sorted()[better] = static_cast<uint16_t>(i);
+  }
+  simt::sync_block();
+}
+
+// Where very many scores are alike: the results not below the exact cut, in any order.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::gather_crowded(uint32_t found) {
+  uint64_t cut = 0;
+  if (found > result_limit_) {
+    share_totals(1);
+    simt::sync_group<kBlocks>();
+    cut = pool_cut(1, result_limit_);
+  }
+  uint32_t* num_gathered = &simt::in_block<kBlocks>(&control(), 0)->num_gathered;
+  const uint32_t count = num_entries(1);
+#pragma unroll 1
+  for (uint32_t from = simt::thread() & ~31u; from < count; from += kWarps * 32) {
     const uint32_t i = from + simt::lane();
     const uint64_t key = i < count ? results().keys[i] : 0;
     const bool wanted = i < count && key >= cut;
     const uint32_t votes = simt::ballot(wanted);
     if (votes == 0) continue;
-    const uint32_t score = static_cast<uint32_t>(key >> 32);
-    const uint32_t best = simt::reduce_max(wanted ? score : 0), worst = simt::reduce_max(wanted ? ~score : 0);
     uint32_t at = 0;
-    if (simt::lane() == 0) {
-      at = simt::atomic_add(&to.num_gathered, simt::count_ones(votes));
-      simt::atomic_max(&to.best_score, best);
-      simt::atomic_max(&to.worst_score, worst);
-    }
+    if (simt::lane() == 0) at = simt::atomic_add(num_gathered, simt::count_ones(votes));
     at = simt::shuffle(at, 0) + simt::count_ones(votes & simt::lanes_below());
-    if (!wanted) continue;
-    simt::in_block<kBlocks>(candidates().keys, 0)[at] = key;
-    // Their scores and depths take the places of ranges.
-    const ResultScore score_of_hit = results().scores()[i];
-    simt::in_block<kBlocks>(candidates().ranges(), 0)[at] = {float_bits(score_of_hit.total), results().depths()[i]};
-    simt::in_block<kBlocks>(candidates().links(), 0)[at] = score_of_hit.link;
+    if (wanted) put_hit(at, key, i);
   }
 }
 
-// Leaves the places of the best hits, best first, in the second half of the bitmaps' memory: a warp a hit, compared with
-// all others.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::rank_all(uint32_t num_gathered, uint32_t num_hits) {
-  uint16_t* sorted = reinterpret_cast<uint16_t*>(bitmaps()) + kMaxBeamWidth;
-  const uint64_t* keys = candidates().keys;
-  const Comparison all(keys, num_gathered);
-#pragma unroll 2
-  for (uint32_t hit = simt::thread() >> 5; hit < num_gathered; hit += simt::num_threads() >> 5) {
-    const uint32_t better = all.num_better(keys[hit]);
-    if (simt::lane() == 0 && better < num_hits) sorted[better] = static_cast<uint16_t>(hit);
-  }
-  simt::sync_block();
-}
-
-// Leaves the places of the gathered hits, best first, in the second half of the bitmaps' memory. Bins between the
-// worst and the best score, each hit at its bin's place, then a comparison with the few others in the bin.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::sort(uint32_t count) {
-  uint16_t* by_bin = reinterpret_cast<uint16_t*>(bitmaps());
-  uint16_t* sorted = by_bin + kMaxBeamWidth;
-  uint16_t* turns = sorted;  // of a hit within its bin; read before `sorted` is written
-  const uint64_t* keys = candidates().keys;
-  const uint32_t me = simt::thread(), lane = simt::lane();
-  const uint32_t worst = ~control().worst_score, span = control().best_score - worst;
-  int shift = 0;
-#pragma unroll 1
-  while ((span >> shift) >= kBins) ++shift;
-  auto bin_of = [&](uint64_t key) { return (static_cast<uint32_t>(key >> 32) - worst) >> shift; };
-  uint32_t* counts = candidate_histogram(0);
-  uint16_t* begins = reinterpret_cast<uint16_t*>(candidate_histogram(1));
-
-  uint32_t most = 0;
-#pragma unroll 1
-  for (uint32_t i = me; i < count; i += simt::num_threads()) {
-    const uint32_t bin = bin_of(keys[i]), half = 16 * (bin & 1);
-    const uint32_t turn = (simt::atomic_add(&counts[bin >> 1], 1u << half) >> half) & 0xffff;
-    turns[i] = static_cast<uint16_t>(turn);
-    most = turn + 1 > most ? turn + 1 : most;
-  }
-  most = simt::reduce_max(most);
-  if (lane == 0) simt::atomic_max(&control().most_in_bin, most);
-  simt::sync_block();
-  if (control().most_in_bin > kCrowdedBin) 
-    return sort_crowded_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, SearchState(*this), count);
-  sum_chunks(counts, control().result_totals);
-  simt::sync_block();
-#pragma unroll 1
-  for (uint32_t chunk = me >> 5; chunk < kChunks; chunk += simt::num_threads() >> 5) {
-    const uint32_t above = simt::reduce_add(lane > chunk ? control().result_totals[lane] : 0);
-    const uint32_t at = chunk * kChunkWords + kChunkWords - 1 - lane;
-    const uint32_t upper = counts[at] >> 16, lower = counts[at] & 0xffff;
-    const uint32_t begin = above + inclusive_scan(upper + lower) - upper - lower;
-    begins[2 * at + 1] = static_cast<uint16_t>(begin);
-    begins[2 * at] = static_cast<uint16_t>(begin + upper);
-  }
-  simt::sync_block();
-#pragma unroll 1
-  for (uint32_t i = me; i < count; i += simt::num_threads())
-    by_bin[begins[bin_of(keys[i])] + turns[i]] = static_cast<uint16_t>(i);
-  simt::sync_block();
-#pragma unroll 1
-  for (uint32_t at = me; at < count; at += simt::num_threads()) {
-    const uint64_t key = keys[by_bin[at]];
-    const uint32_t bin = bin_of(key), begin = begins[bin], end = bin > 0 ? begins[bin - 1] : count;
-    uint32_t better = 0;
-#pragma unroll 4
-    for (uint32_t other = begin; other < end; ++other) better += keys[by_bin[other]] > key;
-    sorted[begin + better] = by_bin[at];
-  }
-  simt::sync_block();
-}
-
-// The same by a bitonic sort, for hits whose scores are much alike.
+// Orders gathered hits by a bitonic sort.
 template <int kBlocks, int kWarps, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::sort_crowded(uint32_t count) {
-  uint16_t* sorted = reinterpret_cast<uint16_t*>(bitmaps()) + kMaxBeamWidth;
   const uint64_t* keys = candidates().keys;
   uint32_t size = 2;
 #pragma unroll 1
   while (size < count) size *= 2;
 #pragma unroll 1
-  for (uint32_t i = simt::thread(); i < size; i += simt::num_threads()) sorted[i] = static_cast<uint16_t>(i);
+  for (uint32_t i = simt::thread(); i < size; i += kWarps * 32) sorted()[i] = static_cast<uint16_t>(i);
   simt::sync_block();
   auto key_at = [&](uint32_t place) { return place < count ? keys[place] : 0; };
 #pragma unroll 1
@@ -157,13 +162,13 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::sort_crowded(uint32_t count
 #pragma unroll 1
     for (uint32_t by = run / 2; by > 0; by /= 2) {
 #pragma unroll 1
-      for (uint32_t i = simt::thread(); i < size / 2; i += simt::num_threads()) {
+      for (uint32_t i = simt::thread(); i < size / 2; i += kWarps * 32) {
         const uint32_t left = 2 * i - (i & (by - 1)), right = left + by;
-        const uint16_t a = sorted[left], b = sorted[right];
+        const uint16_t a = sorted()[left], b = sorted()[right];
         const bool descending = (left & run) == 0;
         if ((key_at(a) < key_at(b)) == descending) {
-          sorted[left] = b;
-          sorted[right] = a;
+          sorted()[left] = b;
+          sorted()[right] = a;
         }
       }
       simt::sync_block();
@@ -173,7 +178,6 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::sort_crowded(uint32_t count
 
 template <int kBlocks, int kWarps, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::write_hits(uint32_t num_hits) {
-  const uint16_t* sorted = reinterpret_cast<const uint16_t*>(bitmaps()) + kMaxBeamWidth;
   const uint32_t me = simt::thread(), lane = simt::lane(), num_warps = simt::num_threads() >> 5;
   const uint64_t first_hit = static_cast<uint64_t>(query_) * batch_.result_capacity;
   uint32_t* tokens = batch_.hit_tokens + first_hit * batch_.max_depth;
@@ -181,7 +185,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::write_hits(uint32_t num_hit
 #pragma unroll 1
   for (uint32_t from = 0; from < num_hits; from += simt::num_threads()) {
     const bool here = from + me < num_hits;
-    const uint32_t place = here ? sorted[from + me] : 0;
+    const uint32_t place = here ? sorted()[from + me] : 0;
     const ChildRange hit = here ? candidates().ranges()[place] : ChildRange{};  // score as bits, depth
     const uint32_t depth = hit.last;
     const uint64_t key = here ? candidates().keys[place] : 0;

@@ -43,8 +43,9 @@ class GroupSearch : private SearchState {
   FT_DEVICE uint32_t find_beam(uint32_t group) const;
   FT_DEVICE uint32_t find_wide(ChildRange range, uint32_t slot) const;
   FT_DEVICE void raise_floor(int which, uint32_t share);
-  FT_DEVICE uint64_t pool_cut(int which, uint32_t n, bool is_rough);
+  FT_DEVICE uint64_t pool_cut(int which, uint32_t n);
   FT_DEVICE uint64_t search_cut(int which, uint32_t n);
+  FT_DEVICE void gather_crowded(uint32_t found);
   FT_DEVICE void sort_crowded(uint32_t count);
   FT_DEVICE void write_other_tokens(uint32_t link, uint32_t depth, uint32_t* to) const;
   FT_DEVICE const SearchState& state() const { return *this; }
@@ -118,9 +119,10 @@ class GroupSearch : private SearchState {
 
   // search_finish.cuh
   FT_DEVICE void finish();
-  FT_DEVICE void gather(uint64_t cut);
-  FT_DEVICE void sort(uint32_t count);
-  FT_DEVICE void rank_all(uint32_t num_gathered, uint32_t num_hits);
+  FT_DEVICE void place_bins();
+  FT_DEVICE void deliver();
+  FT_DEVICE void put_hit(uint32_t at, uint64_t key, uint32_t i);
+  FT_DEVICE void order(uint32_t num_hits);
   FT_DEVICE void write_hits(uint32_t num_hits);
   FT_DEVICE void write_tokens(uint32_t link, uint32_t depth, uint32_t* to) const;
   FT_DEVICE uint32_t parent_link(uint32_t link, uint32_t row) const;
@@ -139,6 +141,12 @@ class GroupSearch : private SearchState {
   FT_DEVICE uint32_t* histograms() const { return reinterpret_cast<uint32_t*>(shared_ + Places::kHistograms); }
   FT_DEVICE uint32_t* candidate_histogram(uint32_t step) const { return histograms() + (step & 1) * kBinWords; }
   FT_DEVICE uint32_t* result_histogram() const { return histograms() + 2 * kBinWords; }
+  // When no step needs them any more: where the bins of the results begin, where this block's next of each goes, both 16
+  // bits a bin, and the hits in order.
+  FT_DEVICE uint32_t* bin_starts() const { return histograms(); }
+  FT_DEVICE uint32_t* bin_places() const { return histograms() + kBinWords; }
+  FT_DEVICE uint32_t bin_start_of(uint32_t bin) const { return bin_starts()[bin >> 1] >> 16 * (bin & 1) & 0xffff; }
+  FT_DEVICE uint16_t* sorted() const { return reinterpret_cast<uint16_t*>(bitmaps()); }
   FT_DEVICE uint64_t* ties() const { return reinterpret_cast<uint64_t*>(shared_ + Places::kTies); }
   FT_DEVICE uint16_t* windows() const { return reinterpret_cast<uint16_t*>(shared_ + Places::kWindows); }
   FT_DEVICE uint64_t* queues() const { return reinterpret_cast<uint64_t*>(shared_ + Places::kQueues); }  // beam, node
@@ -215,8 +223,8 @@ FT_OUTLINE void raise_floor_outlined(const SearchBatch& batch, unsigned char* sh
 }
 template <int kBlocks, int kWarps, bool kSpill>
 FT_OUTLINE uint64_t pool_cut_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state, int which,
-                                      uint32_t n, bool is_rough) {
-  return GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).pool_cut(which, n, is_rough);
+                                      uint32_t n) {
+  return GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).pool_cut(which, n);
 }
 template <int kBlocks, int kWarps, bool kSpill>
 FT_OUTLINE uint64_t search_cut_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state, uint32_t n,
@@ -227,6 +235,11 @@ template <int kBlocks, int kWarps, bool kSpill>
 FT_OUTLINE void write_other_tokens_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state,
                                             uint32_t link, uint32_t depth, uint32_t* to) {
   GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).write_other_tokens(link, depth, to);
+}
+template <int kBlocks, int kWarps, bool kSpill>
+FT_OUTLINE void gather_crowded_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state,
+                                        uint32_t found) {
+  GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).gather_crowded(found);
 }
 template <int kBlocks, int kWarps, bool kSpill>
 FT_OUTLINE void sort_crowded_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state,

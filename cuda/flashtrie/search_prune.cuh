@@ -8,13 +8,12 @@ template <int kBlocks, int kWarps, bool kSpill>
 FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kSpill>::candidate_cut(uint32_t num_candidates) {
   if (num_candidates <= beam_width_) return 0;
   if (kBlocks == 1 && num_candidates <= kCompareAll) return nth_key(candidates().keys, num_candidates, beam_width_);
-  return pool_cut_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 0, beam_width_, false);
+  return pool_cut_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 0, beam_width_);
 }
 
-// The same for either pool (0 candidates, 1 results), or where that is enough a key that a few more reach. In a cluster
-// share_totals comes before, and a barrier.
+// The same for either pool (0 candidates, 1 results). In a cluster share_totals comes before, and a barrier.
 template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kSpill>::pool_cut(int which, uint32_t n, bool is_rough) {
+FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kSpill>::pool_cut(int which, uint32_t n) {
   if (kBlocks == 1) {
     share_totals(which);
     simt::sync_block();
@@ -23,8 +22,7 @@ FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kSpill>::pool_cut(int which, uin
   simt::sync_block();
   const uint32_t bin = control().bin, wanted = control().wanted, in_bin = control().in_bin;
   if (wanted == 0) return bin_start(bin + 1);
-  // Hits are ordered in any case: a few too many do no harm.
-  if (wanted >= in_bin || (is_rough && n - wanted + in_bin <= kMaxBeamWidth && in_bin <= kMaxTies)) return bin_start(bin);
+  if (wanted >= in_bin) return bin_start(bin);
   if (in_bin > kMaxTies) return search_cut_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), n, which);
   const uint64_t* keys = which == 0 ? candidates().keys : results().keys;
   const uint32_t count = num_entries(which);
@@ -115,7 +113,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::prune() {
   for (int which = 0; which < 2; ++which) {
     share_totals(which);
     simt::sync_group<kBlocks>();
-    const uint64_t cut = group_entries(which) > limits[which] ? pool_cut(which, limits[which], false) : 0;
+    const uint64_t cut = group_entries(which) > limits[which] ? pool_cut(which, limits[which]) : 0;
     simt::sync_group<kBlocks>();  // ties and histograms have been read everywhere
     if (simt::thread() == 0 && cut > control().floors[which]) control().floors[which] = cut;
     simt::sync_block();
