@@ -187,5 +187,7 @@ class SearchSession:
 
         function = self._module.get_function(launch.kernel)
         function.prepare([BATCH])
-        function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared_bytes)
+        # The function is every session's: as much as there is, not as much as this one needs.
+        most = self.trie.device.shared_memory_bytes
+        function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, most)
         return function

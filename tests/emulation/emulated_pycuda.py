@@ -50,6 +50,7 @@ class Function:
 
     def set_attribute(self, which: str, value: int) -> None:
         assert value <= self.machine.shared_bytes
+        self.machine.most_shared[self.name] = value
 
     def prepared_call(self, grid: tuple[int, int], block: tuple[int, int, int], *arguments: Any) -> None:
         self.prepared_async_call(grid, block, None, *arguments)
@@ -62,6 +63,7 @@ class Function:
         *arguments: Any,
         shared_size: int = 0,
     ) -> None:
+        assert shared_size <= self.machine.most_shared.get(self.name, 48 << 10)
         self.machine.launch(self.name, grid[0], block[0], shared_size, arguments)
 
 
@@ -73,6 +75,7 @@ class EmulatedDriver(types.ModuleType):
         self.library, self.launched, self.seed = library, [], 0
         self.shared_bytes, self.arch = 227 << 10, (9, 0)
         self.free_bytes = 1 << 36
+        self.most_shared: dict[str, int] = {}  # of each kernel, as last set; all modules are one
         outer = self
 
         class Error(Exception):

@@ -62,6 +62,15 @@ def test_one_query_after_another(driver: EmulatedDriver) -> None:
     assert driver.launched == ["search_alone"] * 5  # no packing, where there is but one
 
 
+def test_shapes_that_take_turns(driver: EmulatedDriver) -> None:
+    """Both launch the same kernel, with other amounts of shared memory."""
+    cpu, cuda = both(many_keys(300, 40, 1))
+    for slots in (30, 9, 30, 9):
+        grid = random_grids((1, 3, slots), 40, 2, 1000)
+        plan = SearchPlan(beam_width=slots)
+        assert cuda.search(*grid, plan).identical(cpu.search(*grid, plan))
+
+
 def test_no_hits_at_all(driver: EmulatedDriver) -> None:
     cpu, cuda = both([(1, 2)])
     grid = np.full((1, 2, 3), 9, np.uint32), np.full((1, 2, 3), -1, np.float32)
