@@ -3,7 +3,7 @@
 
 namespace flashtrie {
 
-constexpr uint32_t kFloorEvery = 256;  // new entries of a block's pool after which its floor is raised
+constexpr uint32_t kFloorEvery = 256;  // new entries of a block's pool after which its floor is raised, if so many are too many
 
 // One round of a warp: it scans its windows and judges what matches, until it is through or a pool is full. What remains is
 // for the next round, with the same cursor.
@@ -243,9 +243,9 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::judge(bool here, uint32_t n
   const uint32_t candidates_after = first_candidate + num_competing, answers_after = first_answer + num_answers;
   if (((first_candidate ^ candidates_after) | (first_answer ^ answers_after)) < kFloorEvery) return;
   const uint32_t share = (beam_width_ + kBlocks - 1) / kBlocks, result_share = (result_limit_ + kBlocks - 1) / kBlocks;
-  if ((first_candidate ^ candidates_after) >= kFloorEvery && candidates_after > share)
+  if ((first_candidate ^ candidates_after) >= kFloorEvery && candidates_after > share + kFloorEvery)
     raise_floor_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 0, share);
-  if ((first_answer ^ answers_after) >= kFloorEvery && answers_after > result_share)
+  if ((first_answer ^ answers_after) >= kFloorEvery && answers_after > result_share + kFloorEvery)
     raise_floor_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 1, result_share);
 }
 

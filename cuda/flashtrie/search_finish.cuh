@@ -183,7 +183,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::write_hits(uint32_t num_hit
   uint32_t* tokens = batch_.hit_tokens + first_hit * batch_.max_depth;
   uint32_t written = 0;  // tokens of the rounds before
 #pragma unroll 1
-  for (uint32_t from = 0; from < num_hits; from += simt::num_threads()) {
+  for (uint32_t from = 0; from < num_hits; from += kWarps * 32) {
     const bool here = from + me < num_hits;
     const uint32_t place = here ? sorted()[from + me] : 0;
     const ChildRange hit = here ? candidates().ranges()[place] : ChildRange{};  // score as bits, depth
@@ -207,7 +207,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::write_hits(uint32_t num_hit
       batch_.normalised_scores[at] = key_score(key);
       batch_.token_ends[at] = end;
     }
-    simt::sync_block();
+    if (from + kWarps * 32 < num_hits) simt::sync_block();  // the sums have been read
   }
   if (me == 0) batch_.num_tokens[query_] = written;
 }
