@@ -49,7 +49,8 @@ def pinned_empty(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
 
 def _is_pinned(array: npt.NDArray[Any]) -> bool:
     address = array.ctypes.data
-    return any(begin <= address and address + array.nbytes <= end for begin, end in _pinned_ranges.items())
+    ranges = _pinned_ranges.copy()  # the collector may take one out at any time
+    return any(begin <= address and address + array.nbytes <= end for begin, end in ranges.items())
 
 
 class _Answers:
@@ -145,8 +146,9 @@ class _Lane:
         else:
             addresses, stage = self._stage(tokens, logprobs)
         self.session.launch(*addresses, count, self.stream, stage=stage)
-        if not self._is_single:
-            self.session.pack(self._packed, count, self.stream)
+        if self._is_single:
+            return  # `finish` waits for the stream: one call less
+        self.session.pack(self._packed, count, self.stream)
         self.done.record(self.stream)
 
     def _stage(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> tuple[tuple[int, int], int]:
@@ -180,7 +182,7 @@ class _Lane:
 
     def finish(self, num_steps: int, num_slots: int) -> int:
         """Wait for the chunk under way; the number of its queries. InputError for the first bad log-prob."""
-        self.done.synchronize()
+        (self.stream if self._is_single else self.done).synchronize()
         count, self.num_queries = self.num_queries, 0
         bad_slots = self.counts[2 * self.capacity : 2 * self.capacity + count]
         if (bad_slots[0] if count == 1 else bad_slots.min()) != NO_SLOT:

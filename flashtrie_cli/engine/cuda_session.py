@@ -50,7 +50,7 @@ class SearchSession:
         )  # fmt: skip
         self._module = module or load_kernels("search", device)
         self._launches: dict[int, Launch] = {}
-        self._ready_for: tuple[int, int, int] | None = None
+        self._ready_for: tuple[int, int, int, int] | None = None
         self._ready: Any = None
         self._memory: list[Any] = []
         launch = self._plan_for(max(num_queries, 1))
@@ -150,9 +150,9 @@ class SearchSession:
         """
         if num_queries == 0:
             return
-        self._batch["stage"] = stage
-        key = (tokens, logprobs, num_queries)
+        key = (tokens, logprobs, num_queries, stage)
         if key != self._ready_for:  # the same buffers again, as in a service, cost one call
+            self._batch["stage"] = stage
             launch, record = self.prepare(tokens, logprobs, num_queries)
             function = self._function(launch)
             self._ready = (
