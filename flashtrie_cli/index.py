@@ -75,7 +75,7 @@ class Index:
             )
         self.file = file
         self.meta: dict[str, Any] = self._checked_meta(file.json(layout.META))
-        self._threads = threads
+        self.threads = threads
         self.stored = StoredTrie.load(file, self.meta, threads=threads)
         self.engine = make_engine(engine, self.stored, threads=threads, device=device)
         self.values = self._load_values()
@@ -196,22 +196,22 @@ class Index:
         if self.meta["has_value_counts"]:
             if self.file.raw_size(layout.VALUE_COUNTS) != 4 * self.num_keys:
                 self._refuse("has another number of value counts than keys")
-            counts = self.file.array(layout.VALUE_COUNTS, np.uint32, threads=self._threads)
+            counts = self.file.array(layout.VALUE_COUNTS, np.uint32, threads=self.threads)
             if len(counts) and not counts.all():
                 self._refuse("has a key without a value")
             offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
             num_values = int(offsets[-1])
         if self.file.raw_size(layout.VALUES) != 8 * num_values:
             self._refuse("has another number of values than its keys need")
-        return Values(self.file.array(layout.VALUES, dtype, threads=self._threads), offsets)
+        return Values(self.file.array(layout.VALUES, dtype, threads=self.threads), offsets)
 
     def _load_vocabulary(self) -> FrozenVocabulary | HuggingFaceTokenizer | None:
         kind = self.meta["tokenizer"]
         if kind == "words":
             self._check_ratio(layout.WORD_TEXT)
             self._check_ratio(layout.WORD_ENDS)
-            text = self.file.array(layout.WORD_TEXT, np.uint8, threads=self._threads)
-            ends = self.file.array(layout.WORD_ENDS, np.int64, threads=self._threads)
+            text = self.file.array(layout.WORD_TEXT, np.uint8, threads=self.threads)
+            ends = self.file.array(layout.WORD_ENDS, np.int64, threads=self.threads)
             return FrozenVocabulary(text, np.concatenate((np.zeros(1, np.int64), ends)), self.path)
         if kind == "hf":
             self._check_ratio(layout.TOKENIZER)

@@ -1,4 +1,5 @@
 #include "bindings.hpp"
+#include "host/hit_lines.hpp"
 #include "host/search.hpp"
 
 namespace flashtrie {
@@ -33,12 +34,35 @@ nb::tuple search_batch(const PyTrie& trie, nb::ndarray<const uint32_t, Grid3, nb
                         to_numpy(std::move(output.query_ns)));
 }
 
+Lines lines_of(const std::optional<nb::bytes>& lines) {
+  return lines ? Lines(lines->c_str(), lines->size()) : Lines();
+}
+
+nb::bytes format_hits(Array<int64_t> hit_offsets, Array<uint32_t> key_ids, Array<float> scores,
+                      Array<float> normalised_scores, Array<int64_t> token_offsets, Array<uint32_t> tokens,
+                      uint64_t first_query, std::optional<nb::bytes> names, std::optional<nb::bytes> texts,
+                      std::optional<nb::bytes> values, int num_threads) {
+  const uint64_t num_hits = key_ids.size();
+  if (hit_offsets.size() == 0 || hit_offsets(hit_offsets.size() - 1) != static_cast<int64_t>(num_hits) ||
+      scores.size() != num_hits || normalised_scores.size() != num_hits || token_offsets.size() != num_hits + 1 ||
+      token_offsets(num_hits) != static_cast<int64_t>(tokens.size()))
+    throw std::invalid_argument("arrays of hits differ in length");
+  const HitColumns columns{hit_offsets.data(), key_ids.data(), scores.data(), normalised_scores.data(), token_offsets.data(),
+                           tokens.data(), hit_offsets.size() - 1, first_query, lines_of(names), lines_of(texts),
+                           lines_of(values)};
+  const std::string lines = without_gil([&] { return hit_lines(columns, num_threads); });
+  return nb::bytes(lines.data(), lines.size());
+}
+
 }  // namespace
 
 void bind_search(nb::module_& m) {
   m.def("search", &search_batch, nb::arg("trie"), nb::kw_only(), nb::arg("tokens"), nb::arg("logprobs"),
         nb::arg("length_factors"), nb::arg("beam_width"), nb::arg("num_results"), nb::arg("token_threshold"),
         nb::arg("sequence_threshold"), nb::arg("eos"), nb::arg("padding"), nb::arg("num_threads"));
+  m.def("format_hits", &format_hits, nb::kw_only(), nb::arg("hit_offsets"), nb::arg("key_ids"), nb::arg("scores"),
+        nb::arg("normalised_scores"), nb::arg("token_offsets"), nb::arg("tokens"), nb::arg("first_query"),
+        nb::arg("names").none(), nb::arg("texts").none(), nb::arg("values").none(), nb::arg("num_threads"));
   m.def(
       "find_bad_logprob",
       [](Array<float> logprobs, int num_threads) {

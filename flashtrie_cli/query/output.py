@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from flashtrie_cli.engine.cpu_text import hit_lines
 from flashtrie_cli.errors import UsageError
 from flashtrie_cli.query.lookup import value_text
 
@@ -45,8 +46,15 @@ def result_writer(name: str, index: Index, out: BinaryIO) -> ResultWriter:
 
 
 def shortest(scores: npt.NDArray[np.float32]) -> list[str]:
-    """Each float32 as the shortest decimal that reads back as itself."""
-    return [str(score) for score in scores]
+    """Each float32 as the shortest decimal that reads back as itself; with an exponent below 1e-4 and from 1e16."""
+    return [_shortest(score) for score in scores]
+
+
+def _shortest(score: np.float32) -> str:
+    size = abs(float(score))
+    if size == 0 or 1e-4 <= size < 1e16:
+        return np.format_float_positional(score, unique=True, trim="0")
+    return np.format_float_scientific(score, unique=True, trim="-", exp_digits=2)
 
 
 def hit_texts(index: Index, results: SearchResults) -> list[str]:
@@ -66,6 +74,21 @@ class TsvWriter:
         self._out = out
 
     def write(self, results: SearchResults, ids: list[Any] | None, first: int) -> None:
+        index = self._index
+        lines = hit_lines(
+            results,
+            first,
+            names=None if ids is None else [str(name) for name in ids],
+            texts=None if index.vocabulary is None else hit_texts(index, results),
+            values=None
+            if index.values is None
+            else [value_text(index.value_of(key)) for key in results.key_ids.tolist()],
+            threads=index.threads,
+        )
+        self._out.write(self.plain_lines(results, ids, first) if lines is None else lines)
+
+    def plain_lines(self, results: SearchResults, ids: list[Any] | None, first: int) -> bytes:
+        """The same in plain Python."""
         texts = hit_texts(self._index, results)
         key_ids = results.key_ids.tolist()
         scores, normalised = shortest(results.scores), shortest(results.normalised_scores)
@@ -77,8 +100,7 @@ class TsvWriter:
             for rank, h in enumerate(range(offsets[query], offsets[query + 1]), 1):
                 row = f"{name}\t{rank}\t{texts[h]}\t{key_ids[h]}\t{scores[h]}\t{normalised[h]}"
                 lines.append(f"{row}\t{value_text(self._index.value_of(key_ids[h]))}" if has_values else row)
-        if lines:
-            self._out.write("\n".join([*lines, ""]).encode("utf-8", "surrogateescape"))
+        return "\n".join([*lines, ""]).encode("utf-8", "surrogateescape") if lines else b""
 
     def finish(self) -> None:
         pass

@@ -1,0 +1,33 @@
+// Hits of searches as lines of text, a line a hit, as `flashtrie search` writes them.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace flashtrie {
+
+// Pieces of text one behind the other, each ended by a newline; empty: there are none.
+using Lines = std::string_view;
+
+// Flat arrays as in SearchOutput. Of the lines, `names` has one a query, `texts` and `values` one a hit.
+struct HitColumns {
+  const int64_t* hit_offsets;
+  const uint32_t* key_ids;
+  const float* scores;
+  const float* normalised_scores;
+  const int64_t* token_offsets;
+  const uint32_t* tokens;
+  uint64_t num_queries;
+  uint64_t first_query;  // the number of the first one, where they have no names
+  Lines names, texts, values;
+};
+
+// query, rank from 1, key (its text, else its tokens), key id, score, normalised score and value, between tabs. Throws
+// std::invalid_argument when lines are too few.
+std::string hit_lines(const HitColumns& columns, int num_threads);
+
+// Appends the shortest decimal that reads back as the same float32: `-1.5`, `1.0`; with an exponent, `1e-05`, below 1e-4 and
+// from 1e16.
+void append_float(std::string& to, float value);
+
+}  // namespace flashtrie
