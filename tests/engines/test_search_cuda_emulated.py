@@ -71,6 +71,22 @@ def test_shapes_that_take_turns(driver: EmulatedDriver) -> None:
         assert cuda.search(*grid, plan).identical(cpu.search(*grid, plan))
 
 
+def test_answers_outlive_the_next_call(driver: EmulatedDriver) -> None:
+    """Their memory is used again only when nobody holds a part of them."""
+    cpu, cuda = both(many_keys(300, 20, 1))
+    plan = SearchPlan(beam_width=9)
+    grids = [random_grids((3, 3, 12), 20, seed, 1000) for seed in range(4)]
+    first = cuda.search(*grids[0], plan)
+    tokens = cuda.search(*grids[1], plan).tokens  # only a part of this one is kept
+    third, expected = cuda.search(*grids[2], plan), [cpu.search(*grid, plan) for grid in grids]
+    assert first.identical(expected[0])
+    assert third.identical(expected[2])
+    np.testing.assert_array_equal(tokens, expected[1].tokens)
+    address = third.scores.__array_interface__["data"][0]
+    del third
+    assert cuda.search(*grids[3], plan).scores.__array_interface__["data"][0] == address
+
+
 def test_no_hits_at_all(driver: EmulatedDriver) -> None:
     cpu, cuda = both([(1, 2)])
     grid = np.full((1, 2, 3), 9, np.uint32), np.full((1, 2, 3), -1, np.float32)
