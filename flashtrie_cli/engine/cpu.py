@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from flashtrie_cli.engine.protocol import I64, U32, KeyList, bad_logprob_message
 from flashtrie_cli.errors import EngineUnavailable, IndexFileError, InputError
 from flashtrie_cli.trie.stored import StoredTrie
+from flashtrie_cli.trie.tails import StoredTails
 
 if TYPE_CHECKING:
     from flashtrie_cli.query.plan import SearchPlan
@@ -51,6 +53,7 @@ class CpuEngine:
 
     def __init__(self, stored: StoredTrie, *, threads: int = 1):
         self._native = native()
+        self.stored = stored
         self.threads = max(threads, 1)
         self.last_query_ns: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         try:
@@ -66,21 +69,50 @@ class CpuEngine:
         self.resident_size = self.trie.lines.nbytes + self.trie.wide.nbytes + sum(a.nbytes for a in owned)
 
     def _open(self, stored: StoredTrie) -> Any:
-        module, count = self._native, stored.num_nodes
+        module, count = self._native, stored.num_stored
         labels, terminal = stored.label_low, stored.terminal
         if labels is None:
             labels = module.restore_labels(stored.louds, count, stored.label_delta)
         if terminal is None:
             terminal = module.restore_terminal(stored.louds, count, stored.inner_terminal)
+        parts = (stored.louds, terminal, labels, stored.high_flags, stored.label_high)
+        if stored.tails is not None:
+            parts = self._unfolded(stored, stored.tails, *parts)
+            self.stored = replace(
+                stored, louds=parts[0], terminal=parts[1], inner_terminal=None, label_low=parts[2], label_delta=None,
+                high_flags=parts[3], label_high=parts[4], tails=None,
+            )  # fmt: skip
+        louds, terminal, labels, high_flags, label_high = parts
         return module.Trie(
-            louds=stored.louds,
+            louds=louds,
             terminal=terminal,
             label_low=labels,
-            high_flags=stored.high_flags,
-            label_high=stored.label_high,
+            high_flags=high_flags,
+            label_high=label_high,
             high_width=stored.high_width,
-            num_nodes=count,
+            num_nodes=stored.num_nodes,
             num_threads=self.threads,
+        )
+
+    def _unfolded(self, stored: StoredTrie, tails: StoredTails, *parts: npt.NDArray[Any]) -> Any:
+        """The same arrays of the whole trie (``trie.unfold``)."""
+        louds, terminal, labels, high_flags, label_high = parts
+        return self._native.unfold_tails(
+            louds=louds,
+            terminal=terminal,
+            label_low=labels,
+            high_flags=high_flags,
+            label_high=label_high,
+            high_width=stored.high_width,
+            num_stored=stored.num_stored,
+            num_nodes=stored.num_nodes,
+            num_links=tails.num_links,
+            link_width=tails.link_width,
+            link_flags=tails.link_flags,
+            links=tails.links,
+            ends=tails.ends,
+            labels=tails.labels.view(np.uint8),
+            label_size=tails.labels.itemsize,
         )
 
     def find_nodes(self, tokens: U32, offsets: I64) -> U32:

@@ -38,12 +38,14 @@ class IndexWriter:
         level: int = DEFAULT_LEVEL,
         threads: int = 1,
         force: bool = False,
+        version: int = layout.VERSION,
     ):
         self.path = path
         self._codec = CODECS[codec]
         self._level = level
         self._threads = max(threads, 1)
         self._kind = kind
+        self._version = version
         self._output = atomic_output(path, force=force)
         self._sections: list[layout.Section] = []
         self._frame_sizes: list[int] = []
@@ -52,7 +54,7 @@ class IndexWriter:
     def __enter__(self) -> IndexWriter:
         self._file = self._output.__enter__()
         header = layout.HEADER.pack(
-            layout.MAGIC, layout.VERSION, self._kind, layout.BYTE_ORDER, layout.FRAME_SIZE, b"", 0
+            layout.MAGIC, self._version, self._kind, layout.BYTE_ORDER, layout.FRAME_SIZE, b"", 0
         )[:-4]
         self._header = header + zlib.crc32(header).to_bytes(4, "little")
         self._write(self._header)
