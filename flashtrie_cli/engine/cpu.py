@@ -143,20 +143,31 @@ class CpuEngine:
     ) -> SearchResults:
         from flashtrie_cli.query.results import SearchResults
 
+        self.check_logprobs(logprobs)
+        *arrays, self.last_query_ns = self._native.search(
+            self.trie, **search_arguments(tokens, logprobs, plan), num_threads=self.threads
+        )
+        return SearchResults(*arrays)
+
+    def check_logprobs(self, logprobs: npt.NDArray[np.float32]) -> None:
+        """InputError, naming query, step and slot, for the first log-prob that is NaN or +inf."""
         bad = self._native.find_bad_logprob(logprobs.reshape(-1), self.threads)
         if bad >= 0:
             raise InputError(bad_logprob_message(bad, logprobs.shape, float(logprobs.reshape(-1)[bad])))
-        *arrays, self.last_query_ns = self._native.search(
-            self.trie,
-            tokens=tokens,
-            logprobs=logprobs,
-            length_factors=plan.length_factors(tokens.shape[1]),
-            beam_width=plan.beam_width,
-            num_results=plan.result_limit,
-            token_threshold=plan.token_threshold,
-            sequence_threshold=plan.sequence_threshold,
-            eos=NO_TOKEN if plan.eos is None else plan.eos,
-            padding=plan.padding,
-            num_threads=self.threads,
-        )
-        return SearchResults(*arrays)
+
+
+def search_arguments(
+    tokens: npt.NDArray[np.uint32], logprobs: npt.NDArray[np.float32], plan: SearchPlan
+) -> dict[str, Any]:
+    """What every native search takes beside the trie."""
+    return {
+        "tokens": tokens,
+        "logprobs": logprobs,
+        "length_factors": plan.length_factors(tokens.shape[1]),
+        "beam_width": plan.beam_width,
+        "num_results": plan.result_limit,
+        "token_threshold": plan.token_threshold,
+        "sequence_threshold": plan.sequence_threshold,
+        "eos": NO_TOKEN if plan.eos is None else plan.eos,
+        "padding": plan.padding,
+    }
