@@ -7,6 +7,7 @@
 namespace flashtrie {
 namespace {
 
+constexpr size_t kAhead = 16;              // labels of the store under way, each a cache miss of its own
 constexpr uint32_t kStored = 0xffffffffu;  // in a level: the next stored node, rather than a place in the tail store
 
 [[noreturn]] void refuse(const char* why) { throw InvalidTrie(why); }
@@ -81,7 +82,10 @@ class Unfolding {
     for (uint64_t depth = 0; !level.empty(); ++depth, level.swap(below)) {
       if (depth > kMaxDepth) refuse("has tails that lead too deep");
       below.clear();
-      for (const uint32_t place : level) place == kStored ? put_stored(below) : put_tail(place, below);
+      for (size_t i = 0; i < level.size(); ++i) {
+        if (i + kAhead < level.size() && level[i + kAhead] != kStored) prefetch(level[i + kAhead]);
+        level[i] == kStored ? put_stored(below) : put_tail(level[i], below);
+      }
     }
     if (node_ != stored_.num_nodes) refuse("louds does not describe a tree");
     if (stored_.high_width > 0) {
@@ -92,6 +96,11 @@ class Unfolding {
   }
 
  private:
+  void prefetch(uint32_t place) const {
+    __builtin_prefetch(tails_.labels + uint64_t(place) * tails_.label_size);
+    __builtin_prefetch(tails_.ends + (place >> 6));
+  }
+
   void put_stored(std::vector<uint32_t>& below) {
     const uint64_t fan_out = fan_outs_.next();
     children_ += fan_out;
