@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -164,3 +165,21 @@ def test_an_index_that_unfolds_too_far_is_not_built(tmp_path: Path) -> None:
         pytest.raises(IndexFileError, match="tails out of range"),
     ):
         Index.open(path)
+
+
+def test_the_command_line(flashtrie: Any, tmp_path: Path) -> None:
+    """What the build found, and that neither dump nor a bad rule says anything else."""
+    lines = "".join(f"{number} 7 8 9 7 8 9\n" for number in range(50)).encode()
+    dumps, found = set(), {}
+    for rule in ("off", "on", "auto"):
+        path = tmp_path / f"{rule}.ft"
+        done = flashtrie("build", "-", "-o", path, "--input", "ids", "--tail", rule, "--json", stdin=lines)
+        found[rule] = json.loads(done.stdout)
+        dumps.add(flashtrie("dump", path).stdout)
+    assert len(dumps) == 1
+    assert [found[rule]["has_tails"] for rule in found] == [False, True, True]
+    assert (found["on"]["num_links"], found["on"]["num_tail_labels"]) == (50, 6)
+    assert found["auto"]["folding_ratio"] < 0.5
+    assert b"--tail" in flashtrie("build", "--help").stdout
+    done = flashtrie("build", "-", "-o", tmp_path / "x.ft", "--input", "ids", "--tail", "maybe", stdin=lines)
+    assert (done.returncode, b"off, on, auto" in done.stderr) == (2, True)
