@@ -268,13 +268,9 @@ class _Build:
         ) as writer:
             for name, element_size in TRIE_SECTIONS.items():
                 if self.builder.has(name):
-                    chunks: list[bytes] = []
-                    self.builder.read(name, layout.FRAME_SIZE, chunks.append)
-                    for chunk in chunks:
-                        digest.update(chunk)
-                    if name == layout.TAIL_LABELS:
-                        element_size = counts["tail_label_size"] if counts["tail_label_size"] > 1 else 0
-                    writer.add_chunks(name, chunks, element_size=element_size)
+                    size = counts["tail_label_size"] if name == layout.TAIL_LABELS else element_size
+                    with writer.section(name, element_size=size if size > 1 else 0) as put:
+                        self.builder.read(name, layout.FRAME_SIZE, _both(digest.update, put))
             self._write_tokenizer(writer, digest)
             writer.add_json(layout.META, self._meta(counts, digest.hexdigest()))
         self.report.file_size = writer.file_size
@@ -321,6 +317,14 @@ TRIE_SECTIONS = {
     layout.VALUE_COUNTS: 4,
 }
 """Sections in the order of the file, with the element size by which their bytes are shuffled before compression."""
+
+
+def _both(first: Callable[[bytes], Any], second: Callable[[bytes], Any]) -> Callable[[bytes], None]:
+    def take(chunk: bytes) -> None:
+        first(chunk)
+        second(chunk)
+
+    return take
 
 
 def as_batches(keys: Iterable[Any], *, keys_per_batch: int = 1 << 14) -> Iterator[KeyBatch]:
