@@ -22,6 +22,13 @@ from flashtrie_cli.keys.batch import KeyBatch
 from flashtrie_cli.keys.tokenizers import HuggingFaceTokenizer, Tokenizer
 from flashtrie_cli.keys.vocabulary import WordVocabulary
 from flashtrie_cli.trie.builder import DUPLICATE_RULES, VALUE_FLOAT, VALUE_NONE, VALUE_UNSIGNED
+from flashtrie_cli.trie.tails import (
+    MAX_UNFOLDING,
+    TAIL_FIELDS,
+    TAIL_RULES,
+    folding_ratio,
+    unfolds_within_limits,
+)
 
 VALUE_KINDS = {VALUE_NONE: "none", VALUE_UNSIGNED: "unsigned", VALUE_FLOAT: "float"}
 
@@ -45,6 +52,7 @@ class BuildOptions:
     force: bool = False
     lowercase: bool = False
     value_type: str = "auto"
+    tail: str = "off"
 
     def __post_init__(self) -> None:
         if self.duplicates not in DUPLICATE_RULES:
@@ -55,6 +63,8 @@ class BuildOptions:
             raise UsageError(f"codec {self.codec!r} is not one of {', '.join(CODECS)}")
         if self.value_type not in ("auto", "float"):
             raise UsageError(f"value type {self.value_type!r} is not auto or float")
+        if self.tail not in TAIL_RULES:
+            raise UsageError(f"rule for tails {self.tail!r} is not one of {', '.join(TAIL_RULES)}")
         if not 1 <= self.level <= 22:
             raise UsageError(f"level {self.level} is not between 1 and 22")
         if self.memory < MIN_MEMORY:
@@ -65,13 +75,18 @@ class BuildOptions:
 
 @dataclass
 class BuildReport:
-    """What a build did: counts of the index, sizes in bytes, seconds by stage."""
+    """What a build did: counts of the index, sizes in bytes, seconds by stage.
+
+    ``folding_ratio``: what the tails take cut off, by what they take in the trie (``trie.tails``); 1 without any.
+    """
 
     path: str = ""
     counts: dict[str, Any] = field(default_factory=dict)
     file_size: int = 0
     digest: str = ""
     sections: tuple[layout.Section, ...] = ()
+    has_tails: bool = False
+    folding_ratio: float = 1.0
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -147,10 +162,27 @@ class _Build:
         except self.conflict as error:
             raise self._explained(error) from error
         self.report.counts = self.builder.counts()
+        self._decide_tails()
         self.progress("write", self.report.counts["num_keys"])
         with clock.stage("compress and write"):
             self._write()
         return self.report
+
+    def _decide_tails(self) -> None:
+        """Whether the trie is written with its tails cut off."""
+        counts, rule = self.report.counts, self.options.tail
+        fits = unfolds_within_limits(counts)
+        if rule == "on" and not fits:
+            raise UsageError(
+                f"with tails a reader would have to unfold more than {MAX_UNFOLDING} nodes for each one stored",
+                file=self.path,
+                hint="--tail off",
+            )
+        self.report.folding_ratio = folding_ratio(counts, is_compressed=self.options.codec != "raw")
+        wanted = rule == "on" or (rule == "auto" and self.report.folding_ratio < 1)
+        self.report.has_tails = counts["num_links"] > 0 and fits and wanted
+        if rule == "auto":
+            self.builder.use_tails(self.report.has_tails)
 
     def _start(self, first: KeyBatch | None) -> None:
         if first is not None and first.values is not None:
@@ -164,6 +196,7 @@ class _Build:
             value_kind=self.value_kind,
             is_sorted=self.options.is_sorted,
             is_compact=self.options.codec != "raw",
+            tails=self.options.tail,
         )
 
     def _add(self, batch: KeyBatch) -> None:
@@ -231,14 +264,13 @@ class _Build:
             level=options.level,
             threads=options.threads,
             force=options.force,
+            version=layout.TAILS_VERSION if self.report.has_tails else layout.VERSION,
         ) as writer:
             for name, element_size in TRIE_SECTIONS.items():
                 if self.builder.has(name):
-                    chunks: list[bytes] = []
-                    self.builder.read(name, layout.FRAME_SIZE, chunks.append)
-                    for chunk in chunks:
-                        digest.update(chunk)
-                    writer.add_chunks(name, chunks, element_size=element_size)
+                    size = counts["tail_label_size"] if name == layout.TAIL_LABELS else element_size
+                    with writer.section(name, element_size=size if size > 1 else 0) as put:
+                        self.builder.read(name, layout.FRAME_SIZE, _both(digest.update, put))
             self._write_tokenizer(writer, digest)
             writer.add_json(layout.META, self._meta(counts, digest.hexdigest()))
         self.report.file_size = writer.file_size
@@ -255,7 +287,9 @@ class _Build:
             writer.add(layout.TOKENIZER, np.frombuffer(self.tokenizer.payload, np.uint8))
 
     def _meta(self, counts: dict[str, Any], digest: str) -> dict[str, Any]:
-        kept = ("num_keys", "num_nodes", "num_tokens", "num_highs", "high_width", "depth")
+        kept = ["num_keys", "num_nodes", "num_tokens", "num_highs", "high_width", "depth"]
+        if self.report.has_tails:
+            kept += TAIL_FIELDS
         return {
             **{name: counts[name] for name in kept},
             "label_entropy": round(counts["label_entropy"], 6),
@@ -275,10 +309,22 @@ TRIE_SECTIONS = {
     layout.LABEL_HIGH: 0,
     layout.TERMINAL: 0,
     layout.INNER_TERMINAL: 0,
+    layout.LINK_FLAGS: 0,
+    layout.TAIL_LINKS: 0,
+    layout.TAIL_ENDS: 0,
+    layout.TAIL_LABELS: 0,
     layout.VALUES: 8,
     layout.VALUE_COUNTS: 4,
 }
 """Sections in the order of the file, with the element size by which their bytes are shuffled before compression."""
+
+
+def _both(first: Callable[[bytes], Any], second: Callable[[bytes], Any]) -> Callable[[bytes], None]:
+    def take(chunk: bytes) -> None:
+        first(chunk)
+        second(chunk)
+
+    return take
 
 
 def as_batches(keys: Iterable[Any], *, keys_per_batch: int = 1 << 14) -> Iterator[KeyBatch]:

@@ -76,8 +76,9 @@ class Index:
         self.file = file
         self.meta: dict[str, Any] = self._checked_meta(file.json(layout.META))
         self.threads = threads
-        self.stored = StoredTrie.load(file, self.meta, threads=threads)
-        self.engine = make_engine(engine, self.stored, threads=threads, device=device)
+        stored = StoredTrie.load(file, self.meta, threads=threads)
+        self.engine = make_engine(engine, stored, threads=threads, device=device)
+        self.stored = self.engine.stored
         self.values = self._load_values()
         self.vocabulary = self._load_vocabulary()
         self._check_labels()

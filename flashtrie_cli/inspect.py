@@ -16,6 +16,7 @@ PARTS = {
     "topology": (layout.LOUDS,),
     "labels": (layout.LABEL_LOW, layout.LABEL_DELTA, layout.HIGH_FLAGS, layout.LABEL_HIGH),
     "terminals": (layout.TERMINAL, layout.INNER_TERMINAL),
+    "tails": layout.TAIL_SECTIONS,
     "values": (layout.VALUES, layout.VALUE_COUNTS),
     "vocabulary": (layout.WORD_TEXT, layout.WORD_ENDS, layout.TOKENIZER),
 }
@@ -33,7 +34,7 @@ def describe(index: Index, *, levels: bool = False) -> dict[str, Any]:
     entropy_bound = (meta["label_entropy"] + 2) * (index.num_nodes - 1) / keys
     described = {
         "path": file.path,
-        "format_version": layout.VERSION,
+        "format_version": file.version,
         "kind": layout.KIND_NAMES[file.kind],
         "digest": file.digest,
         "file_size": file.file_size,
@@ -62,7 +63,7 @@ def describe_mask_index(file: IndexFile, *, verify: bool = False) -> dict[str, A
         file.verify_checksums()
     return {
         "path": file.path,
-        "format_version": layout.VERSION,
+        "format_version": file.version,
         "kind": layout.KIND_NAMES[file.kind],
         "digest": file.digest,
         "file_size": file.file_size,

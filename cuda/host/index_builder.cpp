@@ -10,11 +10,9 @@ namespace {
 constexpr uint32_t kDenseLabels = 1u << 22;
 constexpr uint64_t kMaxNodes = 0xffffffffull;
 
-// Half of the cap sorts. The other half is for the levels, which are the finished index, and for what the
-// process holds besides.
 SorterOptions sorter_options(const BuilderOptions& options) {
   SorterOptions sorter;
-  sorter.memory = options.is_sorted ? 1 << 12 : options.memory / 8 * 7;
+  sorter.memory = options.memory / 8 * (options.tails == Tails::kOff ? 7 : 5);
   sorter.num_threads = options.num_threads;
   sorter.has_values = options.value_kind != ValueKind::kNone;
   // Only these rules can find fault with a key once it is sorted.
@@ -35,80 +33,43 @@ uint64_t as_bits(double value) {
   return bits;
 }
 
-// Gathers pieces into larger ones, so that the receiver is called seldom.
-class Batcher {
- public:
-  explicit Batcher(const IndexBuilder::Chunk& chunk) : chunk_(chunk) { buffer_.reserve(kBytes + 64); }
-  void put(const void* data, size_t size) {
-    const auto* bytes = static_cast<const uint8_t*>(data);
-    buffer_.insert(buffer_.end(), bytes, bytes + size);
-    if (buffer_.size() >= kBytes) flush();
-  }
-  void flush() {
-    if (!buffer_.empty()) chunk_(buffer_.data(), buffer_.size());
-    buffer_.clear();
-  }
-
- private:
-  static constexpr size_t kBytes = 1 << 16;
-  const IndexBuilder::Chunk& chunk_;
-  std::vector<uint8_t> buffer_;
-};
-
-// Joins bit strings of any length end to end into 64-bit words.
-class BitJoiner {
- public:
-  explicit BitJoiner(Batcher& to) : to_(to) {}
-  void put(uint64_t bits, int count) {  // count 1 to 64, bits above count zero
-    word_ |= bits << used_;
-    if (used_ + count >= 64) {
-      to_.put(&word_, 8);
-      word_ = used_ == 0 ? 0 : bits >> (64 - used_);
-      used_ += count - 64;
-    } else {
-      used_ += count;
-    }
-  }
-  void finish() {
-    if (used_ > 0) to_.put(&word_, 8);
-    word_ = 0;
-    used_ = 0;
-  }
-
- private:
-  Batcher& to_;
-  uint64_t word_ = 0;
-  int used_ = 0;
-};
+// Of eight parts of the cap one is for the levels; with tails two more are for sorting those.
+uint64_t tails_memory(const BuilderOptions& options) { return options.memory / 8 * 2; }
 
 }  // namespace
 
-IndexBuilder::IndexBuilder(const BuilderOptions& options)
-    : options_(options), spill_(options.temp_directory), sorter_(sorter_options(options), spill_), levels_(1) {
-  levels_[0].num_nodes = 1;
-  levels_[0].label_low.push<uint16_t>(0);
-  path_terminal_.assign(1, 0);
+IndexBuilder::IndexBuilder(const BuilderOptions& options) : options_(options), spill_(options.temp_directory) {
+  if (!options.is_sorted) sorter_.emplace(sorter_options(options), spill_);
+  if (options.tails != Tails::kOn) shown_ = &whole_.emplace(options.is_compact, spill_);
+  if (options.tails == Tails::kOff) return;
+  cut_.emplace(options.is_compact, spill_);
+  tails_.emplace(tails_memory(options), options.num_threads, spill_);
+  if (!whole_) shown_ = &*cut_;
 }
 
 void IndexBuilder::add(const uint32_t* tokens, uint32_t length, uint64_t value, uint64_t place) {
   ++counts_.num_keys_read;
   const KeyRef key{tokens, length, value, place};
-  if (!options_.is_sorted)
-    sorter_.add(key);
+  if (sorter_)
+    sorter_->add(key);
   else
     take_sorted(key);
 }
 
 void IndexBuilder::finish(const KeySorter::Poll& poll) {
-  if (!options_.is_sorted) {
-    sorter_.drain([this](const KeyRef& key) { take_sorted(key); }, poll);
-    counts_.num_runs = sorter_.num_runs();
-    counts_.spilled_bytes = sorter_.spilled_bytes();
+  if (sorter_) {
+    sorter_->drain([this](const KeyRef& key) { take_sorted(key); }, poll);
+    counts_.num_runs = sorter_->num_runs();
+    counts_.spilled_bytes = sorter_->spilled_bytes();
+    sorter_.reset();
   }
-  if (has_pending_) settle();
-  // Close every node that is still open, the deepest first; the root's bits end level 0.
-  for (size_t depth = path_.size() + 1; depth-- > 0;) close_node(depth);
-  counts_.depth = levels_.size() - 1;
+  if (has_pending_) settle(0);
+  if (whole_) whole_->finish();
+  if (cut_) cut_->finish();
+  if (tails_) {
+    tails_->finish(poll);
+    counts_.tails = tails_->counts();
+  }
 
   uint64_t total = counts_.num_nodes - 1;
   double bits = 0;
@@ -125,12 +86,13 @@ BuildCounts IndexBuilder::counts() const { return counts_; }
 
 void IndexBuilder::take_sorted(const KeyRef& key) {
   if (has_pending_) {
-    const int order =
-        compare_keys(pending_.data(), static_cast<uint32_t>(pending_.size()), key.tokens, key.length);
-    if (order > 0)
+    const size_t shorter = std::min<size_t>(pending_.size(), key.length);
+    size_t common = 0;
+    while (common < shorter && pending_[common] == key.tokens[common]) ++common;
+    if (common < shorter ? pending_[common] > key.tokens[common] : pending_.size() > key.length)
       throw KeyConflict("keys are not in ascending order", pending_place_, key.place,
                         std::vector<uint32_t>(key.tokens, key.tokens + key.length));
-    if (order == 0) {
+    if (pending_.size() == key.length && common == key.length) {
       ++counts_.num_duplicates;
       if (options_.duplicates == Duplicates::kError)
         throw KeyConflict("the same key stands twice", pending_place_, key.place, pending_);
@@ -138,7 +100,8 @@ void IndexBuilder::take_sorted(const KeyRef& key) {
       combine(key.value);
       return;
     }
-    settle();
+    settle(common);
+    common_ = common;
   }
   pending_.assign(key.tokens, key.tokens + key.length);
   pending_values_.assign(1, key.value);
@@ -177,63 +140,42 @@ void IndexBuilder::combine(uint64_t value) {
   }
 }
 
-void IndexBuilder::settle() {
-  append(pending_);
-  if (options_.value_kind == ValueKind::kNone) return;
-  Level& level = levels_[pending_.size()];
-  for (uint64_t value : pending_values_) level.values.push(value);
-  if (options_.duplicates == Duplicates::kAll) level.value_counts.push(static_cast<uint32_t>(pending_values_.size()));
-}
-
-// A key shares its first `common` tokens with the one before: the nodes below close, and new ones open.
-void IndexBuilder::append(const std::vector<uint32_t>& tokens) {
-  size_t common = 0;
-  while (common < tokens.size() && common < path_.size() && tokens[common] == path_[common]) ++common;
-  for (size_t depth = path_.size(); depth > common; --depth) close_node(depth);
-  if (levels_.size() <= tokens.size()) levels_.resize(tokens.size() + 1);
-  if (counts_.num_nodes + (tokens.size() - common) > kMaxNodes)
-    throw KeyConflict("more than 4,294,967,295 nodes; build several indexes", pending_place_, pending_place_, tokens);
-  path_terminal_.resize(tokens.size() + 1);
-  if (tokens.empty()) path_terminal_[0] = 1;
-  for (size_t depth = common + 1; depth <= tokens.size(); ++depth) {
-    const bool has_sibling = depth == common + 1 && path_.size() > common;
-    open_node(depth, tokens[depth - 1], has_sibling ? path_[common] : 0, depth == tokens.size());
-  }
-  counts_.num_nodes += tokens.size() - common;
-  counts_.num_tokens += tokens.size();
+void IndexBuilder::settle(size_t common_next) {
+  const size_t length = pending_.size(), added = length - common_;
+  if (counts_.num_nodes + added > kMaxNodes)
+    throw KeyConflict("more than 4,294,967,295 nodes; build several indexes", pending_place_, pending_place_, pending_);
+  for (size_t depth = common_; depth < length; ++depth) count_label(pending_[depth]);
+  counts_.num_nodes += added;
+  counts_.num_tokens += length;
+  counts_.depth = std::max<uint64_t>(counts_.depth, length);
   ++counts_.num_keys;
-  path_ = tokens;
-  level_bytes_ += 4 * (tokens.size() - common) + (options_.value_kind != ValueKind::kNone ? 12 : 0);
-  if (level_bytes_ > options_.memory / 8) spill_levels();
-}
-
-void IndexBuilder::open_node(size_t depth, uint32_t token, uint32_t previous_sibling, bool is_terminal) {
-  levels_[depth - 1].louds.push(true);
-  Level& level = levels_[depth];
-  level.label_low.push(static_cast<uint16_t>(options_.is_compact ? token - previous_sibling : token));
-  if (token >> 16) {
-    // Flags are kept only from the first high part of a level on; the nodes before had none.
-    while (level.high_flags.num_bits() < level.num_nodes) level.high_flags.push(false);
-    level.high_flags.push(true);
-    level.label_high.push(static_cast<uint16_t>(token >> 16));
-    ++counts_.num_highs;
+  if (whole_) {
+    whole_->append(pending_, common_, length);
+    level_bytes_ += 4 * added;
   }
-  path_terminal_[depth] = is_terminal;
-  if (!options_.is_compact) level.terminal.push(is_terminal);
-  ++level.num_nodes;
-  count_label(token);
-}
-
-// Nodes of a level close in the order in which they opened. The end of the path has no children.
-void IndexBuilder::close_node(size_t depth) {
-  levels_[depth].louds.push(false);
-  const bool is_leaf = depth == path_.size() && depth > 0;
-  const bool holds_bit = options_.is_compact ? !is_leaf : depth == 0;
-  if (holds_bit) levels_[depth].terminal.push(path_terminal_[depth]);
+  if (cut_) {
+    // The first node that leads to this key alone; what lies below it is the tail, if it is long enough.
+    const size_t head = std::max(common_, common_next) + 1;
+    const size_t end = length >= head + kMinTail ? head : length;
+    cut_->append(pending_, common_, end);
+    level_bytes_ += 4 * (end - common_);
+    if (end < length)
+      tails_->add(pending_.data() + end, static_cast<uint32_t>(length - end), static_cast<uint32_t>(end),
+                  cut_->num_links(end) - 1);
+  }
+  if (options_.value_kind != ValueKind::kNone) {
+    if (values_.size() <= length) values_.resize(length + 1);
+    for (uint64_t value : pending_values_) values_[length].values.push(value);
+    if (options_.duplicates == Duplicates::kAll)
+      values_[length].counts.push(static_cast<uint32_t>(pending_values_.size()));
+    level_bytes_ += 12;
+  }
+  if (level_bytes_ > options_.memory / 8) spill_levels();
 }
 
 void IndexBuilder::count_label(uint32_t label) {
   largest_label_ = std::max(largest_label_, label);
+  counts_.num_highs += label >> 16 > 0;
   if (label >= kDenseLabels) {
     ++rare_label_counts_[label];
     return;
@@ -246,20 +188,26 @@ void IndexBuilder::count_label(uint32_t label) {
 
 void IndexBuilder::spill_levels() {
   constexpr uint64_t kSmall = 1 << 12;
-  auto spill = [this](Stream& stream) {
-    if (stream.memory() >= kSmall) stream.spill(spill_);
-  };
-  for (Level& level : levels_) {
-    for (Stream* stream : {&level.label_low, &level.label_high, &level.values, &level.value_counts}) spill(*stream);
-    for (BitStream* stream : {&level.high_flags, &level.terminal, &level.louds}) spill(stream->words());
-  }
+  for (std::optional<TrieLayout>* layout : {&whole_, &cut_})
+    if (*layout) (*layout)->spill(spill_);
+  for (LevelValues& level : values_)
+    for (Stream* stream : {&level.values, &level.counts})
+      if (stream->memory() >= kSmall) stream->spill(spill_);
   level_bytes_ = 0;
 }
 
+void IndexBuilder::use_tails(bool cut) {
+  const std::optional<TrieLayout>& wanted = cut ? cut_ : whole_;
+  if (!wanted) throw std::invalid_argument("the trie was not laid out this way");
+  shown_ = &*wanted;
+}
+
 bool IndexBuilder::has(const std::string& section) const {
+  const bool has_tails = cut_ && shown_ == &*cut_ && counts_.tails.num_links > 0;
   if (section == "label_delta" || section == "inner_terminal") return options_.is_compact;
   if (section == "label_low" || section == "terminal") return !options_.is_compact;
   if (section == "label_high" || section == "high_flags") return counts_.high_width > 0;
+  if (section == "link_flags" || section.rfind("tail_", 0) == 0) return has_tails;
   if (section == "values") return options_.value_kind != ValueKind::kNone;
   if (section == "value_counts")
     return options_.value_kind != ValueKind::kNone && options_.duplicates == Duplicates::kAll;
@@ -267,63 +215,16 @@ bool IndexBuilder::has(const std::string& section) const {
 }
 
 void IndexBuilder::read(const std::string& section, const Chunk& chunk) const {
-  Batcher batcher(chunk);
-  auto copy = [&](Stream Level::*stream) {
-    for (const Level& level : levels_)
-      (level.*stream).read(spill_, [&](const uint8_t* data, size_t size) { batcher.put(data, size); });
-  };
-  if (section == "louds") {
-    read_bits(&Level::louds, false, chunk);
-  } else if (section == "terminal" || section == "inner_terminal") {
-    read_bits(&Level::terminal, false, chunk);
-  } else if (section == "high_flags") {
-    read_bits(&Level::high_flags, true, chunk);
-  } else if (section == "label_low" || section == "label_delta") {
-    copy(&Level::label_low);
-  } else if (section == "values") {
-    copy(&Level::values);
-  } else if (section == "value_counts") {
-    copy(&Level::value_counts);
-  } else if (section == "label_high") {
-    BitJoiner joiner(batcher);
-    for (const Level& level : levels_)
-      level.label_high.read(spill_, [&](const uint8_t* data, size_t size) {
-        for (size_t i = 0; i < size; i += 2) {
-          uint16_t high;
-          memcpy(&high, data + i, 2);
-          joiner.put(high, counts_.high_width);
-        }
+  if (section == "values" || section == "value_counts") {
+    Batcher batcher(chunk);
+    for (const LevelValues& level : values_)
+      (section == "values" ? level.values : level.counts).read(spill_, [&](const uint8_t* data, size_t size) {
+        batcher.put(data, size);
       });
-    joiner.finish();
-  } else {
+    batcher.flush();
+  } else if (!shown_->read(section, counts_.high_width, chunk) && !(tails_ && tails_->read(section, chunk))) {
     throw std::invalid_argument("no such section: " + section);
   }
-  batcher.flush();
-}
-
-// The bit strings of all levels end to end. Flags may be shorter than their level: the rest is zero.
-void IndexBuilder::read_bits(BitStream Level::*stream, bool pad_to_nodes, const Chunk& chunk) const {
-  Batcher batcher(chunk);
-  BitJoiner joiner(batcher);
-  for (const Level& level : levels_) {
-    const BitStream& bits = level.*stream;
-    bits.words().read(spill_, [&](const uint8_t* data, size_t size) {
-      for (size_t i = 0; i < size; i += 8) {
-        uint64_t word;
-        memcpy(&word, data + i, 8);
-        joiner.put(word, 64);
-      }
-    });
-    if (bits.num_bits() % 64) joiner.put(bits.last_word(), static_cast<int>(bits.num_bits() % 64));
-    if (!pad_to_nodes) continue;
-    for (uint64_t missing = level.num_nodes - bits.num_bits(); missing > 0;) {
-      const int count = static_cast<int>(std::min<uint64_t>(missing, 64));
-      joiner.put(0, count);
-      missing -= count;
-    }
-  }
-  joiner.finish();
-  batcher.flush();
 }
 
 }  // namespace flashtrie

@@ -9,12 +9,14 @@
 #include <vector>
 
 #include "key_sorter.hpp"
-#include "level_store.hpp"
+#include "tail_store.hpp"
+#include "trie_layout.hpp"
 
 namespace flashtrie {
 
 enum class Duplicates { kFirst, kLast, kMin, kMax, kSum, kAll, kError };
 enum class ValueKind { kNone, kUnsigned, kFloat };
+enum class Tails { kOff, kOn, kBoth };  // kBoth: laid out either way, until `use_tails` says which is read
 
 // Two keys that should not stand as they do; the places are those given to `add`.
 struct KeyConflict : std::runtime_error {
@@ -32,13 +34,14 @@ struct BuilderOptions {
   ValueKind value_kind = ValueKind::kNone;
   bool is_sorted = false;  // trust the order, but check it
   bool is_compact = true;  // label_delta and inner_terminal, for compression, instead of label_low and terminal
+  Tails tails = Tails::kOff;
 };
 
 struct BuildCounts {
   uint64_t num_keys_read = 0;
   uint64_t num_keys = 0;
   uint64_t num_duplicates = 0;
-  uint64_t num_nodes = 1;
+  uint64_t num_nodes = 1;   // those in tails, too
   uint64_t num_tokens = 0;  // over unique keys
   uint64_t depth = 0;
   uint64_t num_runs = 0;
@@ -46,11 +49,12 @@ struct BuildCounts {
   uint64_t num_highs = 0;
   int high_width = 0;
   double label_entropy = 0;  // bits a node, order 0
+  TailCounts tails;
 };
 
 class IndexBuilder {
  public:
-  using Chunk = std::function<void(const uint8_t*, size_t)>;
+  using Chunk = flashtrie::Chunk;
 
   explicit IndexBuilder(const BuilderOptions& options);
 
@@ -59,28 +63,34 @@ class IndexBuilder {
   // Call once, after the last key.
   void finish(const KeySorter::Poll& poll);
   BuildCounts counts() const;
+  // After a build of either way: whether what is read has its tails cut off.
+  void use_tails(bool cut);
 
   // The bytes of one section, front to back, in pieces. Section names as in docs/format.md.
   void read(const std::string& section, const Chunk& chunk) const;
   bool has(const std::string& section) const;
 
  private:
+  struct LevelValues {
+    Stream values;  // uint64 a value, keys in order
+    Stream counts;  // uint32 a key, with several values a key
+  };
+
   void take_sorted(const KeyRef& key);
-  void settle();  // the key at hand is complete: lay it out
-  void append(const std::vector<uint32_t>& tokens);
-  void open_node(size_t depth, uint32_t token, uint32_t previous_sibling, bool is_terminal);
-  void close_node(size_t depth);
+  // The key at hand is complete: lays it out. It shares its first `common_next` tokens with the next one.
+  void settle(size_t common_next);
   void combine(uint64_t value);
   void spill_levels();
   void count_label(uint32_t label);
-  void read_bits(BitStream Level::*stream, bool pad_to_nodes, const Chunk& chunk) const;
 
   BuilderOptions options_;
   TempFile spill_;
-  KeySorter sorter_;
-  std::vector<Level> levels_;  // levels_[d] holds the nodes at depth d; the root is levels_[0]
-  std::vector<uint32_t> path_;  // tokens of the last key laid out
-  std::vector<uint8_t> path_terminal_;  // for each depth from 0: whether that node of the path is terminal
+  std::optional<KeySorter> sorter_;
+  std::optional<TrieLayout> whole_, cut_;
+  const TrieLayout* shown_ = nullptr;
+  std::optional<TailStore> tails_;
+  std::vector<LevelValues> values_;  // by the length of the key
+  size_t common_ = 0;                // tokens that the key at hand shares with the one before
   bool has_pending_ = false;
   std::vector<uint32_t> pending_;
   std::vector<uint64_t> pending_values_;

@@ -1,6 +1,7 @@
 #include "level_store.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 namespace flashtrie {
 
@@ -27,6 +28,17 @@ void Stream::read(const TempFile& file, const std::function<void(const uint8_t*,
     }
   }
   if (!tail_.empty()) sink(tail_.data(), tail_.size());
+}
+
+void BitStream::read(const TempFile& file, BitJoiner& joiner) const {
+  words_.read(file, [&](const uint8_t* data, size_t size) {
+    for (size_t at = 0; at < size; at += 8) {
+      uint64_t word;
+      memcpy(&word, data + at, 8);
+      joiner.put(word, 64);
+    }
+  });
+  if (num_bits_ % 64) joiner.put(word_, static_cast<int>(num_bits_ % 64));
 }
 
 }  // namespace flashtrie

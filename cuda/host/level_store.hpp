@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "section_stream.hpp"
 #include "temp_file.hpp"
 
 namespace flashtrie {
@@ -45,6 +46,8 @@ class BitStream {
   uint64_t last_word() const { return word_; }
   Stream& words() { return words_; }
   const Stream& words() const { return words_; }
+  // Hands all bits in order to `joiner`.
+  void read(const TempFile& file, BitJoiner& joiner) const;
 
  private:
   Stream words_;
@@ -59,8 +62,7 @@ struct Level {
   Stream label_high;     // uint16 a flagged node
   BitStream terminal;    // a node; compact: a node with children, since a leaf is always terminal
   BitStream louds;       // a one for each child, a zero when a node closes
-  Stream values;         // uint64 a value, keys in order
-  Stream value_counts;   // uint32 a key, with several values a key
+  BitStream links;       // a leaf other than the root: its key goes on in a tail
   uint64_t num_nodes = 0;
 };
 

@@ -1,5 +1,6 @@
 #include "trie.hpp"
 
+#include "fan_outs.hpp"
 #include "threads.hpp"
 
 namespace flashtrie {
@@ -17,38 +18,6 @@ void check_sizes(const TrieArrays& a) {
   if (a.high_width < 0 || a.high_width > kMaxHighWidth) refuse("high part of labels is too wide");
   if (a.high_width > 0 && a.high_flag_words < node_words) refuse("high_flags is too short for its nodes");
 }
-
-// Walks the unary codes of louds node by node, a word at a time.
-class FanOuts {
- public:
-  FanOuts(const uint64_t* words, uint64_t num_bits, uint64_t start = 0)
-      : words_(words), num_bits_(num_bits), at_(start) {}
-
-  // Fan-out of the next node; refuses to run past the end.
-  uint64_t next() {
-    uint64_t ones = 0;
-    while (true) {
-      const uint64_t zeros = ~words_[at_ >> 6] >> (at_ & 63);
-      const uint64_t in_word = 64 - (at_ & 63);
-      const uint64_t run = zeros == 0 ? in_word : static_cast<uint64_t>(lowest_one64(zeros));
-      const uint64_t step = run < in_word ? run : in_word;
-      ones += step;
-      at_ += step;
-      if (at_ >= num_bits_) refuse("louds has fewer zeros than nodes");
-      if (step < in_word) {
-        ++at_;
-        return ones;
-      }
-    }
-  }
-
-  uint64_t position() const { return at_; }
-
- private:
-  const uint64_t* words_;
-  uint64_t num_bits_;
-  uint64_t at_;
-};
 
 // A label whose flag tells the truth: among siblings the flagged ones come last, and readers rely on it.
 uint32_t checked_label(const TrieView& trie, uint32_t node) {

@@ -16,6 +16,13 @@ Duplicates duplicates_of(const std::string& rule) {
   throw std::invalid_argument("unknown rule for duplicates: " + rule);
 }
 
+Tails tails_of(const std::string& rule) {
+  if (rule == "off") return Tails::kOff;
+  if (rule == "on") return Tails::kOn;
+  if (rule == "auto") return Tails::kBoth;
+  throw std::invalid_argument("unknown rule for tails: " + rule);
+}
+
 // Lets Ctrl-C through a long native call.
 void poll_signals() {
   nb::gil_scoped_acquire acquire;
@@ -68,6 +75,10 @@ nb::dict counts_dict(const BuildCounts& c) {
   d["num_highs"] = c.num_highs;
   d["high_width"] = c.high_width;
   d["label_entropy"] = c.label_entropy;
+  d["num_links"] = c.tails.num_links;
+  d["num_tail_nodes"] = c.tails.num_nodes;
+  d["num_tail_labels"] = c.tails.num_labels;
+  d["tail_label_size"] = c.tails.label_size;
   return d;
 }
 
@@ -92,7 +103,8 @@ void bind_build(nb::module_& m) {
       .def(
           "__init__",
           [](IndexBuilder* self, uint64_t memory, int threads, const std::string& temp_directory,
-             const std::string& duplicates, int value_kind, bool is_sorted, bool is_compact) {
+             const std::string& duplicates, int value_kind, bool is_sorted, bool is_compact,
+             const std::string& tails) {
             BuilderOptions options;
             options.memory = memory;
             options.num_threads = threads;
@@ -101,10 +113,11 @@ void bind_build(nb::module_& m) {
             options.value_kind = static_cast<ValueKind>(value_kind);
             options.is_sorted = is_sorted;
             options.is_compact = is_compact;
+            options.tails = tails_of(tails);
             new (self) IndexBuilder(options);
           },
           nb::kw_only(), nb::arg("memory"), nb::arg("threads"), nb::arg("temp_directory"), nb::arg("duplicates"),
-          nb::arg("value_kind"), nb::arg("is_sorted"), nb::arg("is_compact"))
+          nb::arg("value_kind"), nb::arg("is_sorted"), nb::arg("is_compact"), nb::arg("tails"))
       .def("add", &add_batch, nb::arg("tokens"), nb::arg("offsets"), nb::arg("values").none(),
            nb::arg("lines").none(), nb::arg("file"))
       .def("finish",
@@ -112,6 +125,7 @@ void bind_build(nb::module_& m) {
              nb::gil_scoped_release release;
              b.finish(poll_signals);
            })
+      .def("use_tails", &IndexBuilder::use_tails, nb::arg("cut"))
       .def("counts", [](const IndexBuilder& b) { return counts_dict(b.counts()); })
       .def("has", &IndexBuilder::has, nb::arg("section"))
       .def("read", &read_section, nb::arg("section"), nb::arg("chunk_bytes"), nb::arg("sink"));

@@ -46,6 +46,7 @@ struct PyTrie {
 };
 
 void bind_trie(nb::module_& m);
+void bind_tails(nb::module_& m);
 void bind_build(nb::module_& m);
 void bind_query(nb::module_& m);
 void bind_search(nb::module_& m);

@@ -4,6 +4,7 @@
 NB_MODULE(_native, m) {
   m.doc() = "flashtrie's C++ engine; use it through flashtrie_cli, which validates what comes here";
   flashtrie::bind_trie(m);
+  flashtrie::bind_tails(m);
   flashtrie::bind_build(m);
   flashtrie::bind_query(m);
   flashtrie::bind_search(m);

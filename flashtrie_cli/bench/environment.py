@@ -57,11 +57,20 @@ def gpu_name() -> dict[str, str] | None:
 
 
 def commit() -> str | None:
-    """The checkout's commit, with a mark where files were changed since; None outside a checkout."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / "pyproject.toml").exists():
+    """The checkout's commit, else the one that the package was built from; ``-dirty`` where files were changed since.
+
+    None where neither is known, as in a package built from an sdist.
+    """
+    package = Path(__file__).resolve().parents[1]
+    root = package.parent
+    if (root / ".git").exists() and (root / "pyproject.toml").exists():
+        return _output(
+            "git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"
+        )
+    try:
+        return (package / "_commit.txt").read_text("utf-8").strip() or None
+    except OSError:
         return None
-    return _output("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
 
 
 def _output(*command: str) -> str | None:

@@ -70,6 +70,7 @@ def _cuda(index: Index, threads: int) -> Any:
     """One cuda engine an index, whose trie all GPU systems share."""
     if index not in _cuda_engines:
         _cuda_engines[index] = make_engine("cuda", index.stored, threads=threads)
+        _cuda_engines[index].times_kernels = True
     return _cuda_engines[index]
 
 

@@ -119,12 +119,13 @@ def workload_table(record: dict[str, Any]) -> Table:
 
 
 def levels_table(record: dict[str, Any]) -> Table | None:
-    """Levels of a synthetic index beside those of the real titles, at the measured size next to it."""
+    """Levels of a synthetic index beside those of the real set it resembles, at the measured size next to it."""
     levels = record.get("levels")
     if not levels:
         return None
     num_keys = record["workloads"][0]["num_keys"]
-    measured = profiles()["titles"]["measured"]
+    profile = record["request"]["profile"]
+    measured = profiles()[profile]["measured"]
     near = min(measured, key=lambda set_: abs(math.log(set_["num_keys"] / num_keys)))
     rows = []
     for level, real in zip(levels, near["levels"], strict=False):
@@ -133,9 +134,9 @@ def levels_table(record: dict[str, Any]) -> Table | None:
     columns = (
         ("depth", "right"),
         *((name, "right") for name in names),
-        *((f"titles: {name}", "right") for name in names),
+        *((f"{profile}: {name}", "right") for name in names),
     )
-    return Table(f"levels, beside {near['num_keys']:,} real titles", columns, rows)
+    return Table(f"levels, beside {near['num_keys']:,} real {profile}", columns, rows)
 
 
 def _level(level: dict[str, Any], num_keys: int) -> list[str]:

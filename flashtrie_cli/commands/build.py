@@ -56,6 +56,12 @@ def command(
         str, typer.Option(help="zstd (small), or raw (mapped as it is, opens at once).")
     ] = "zstd",
     level: Annotated[int, typer.Option(help="zstd level, 1 to 22.")] = 3,
+    tail: Annotated[
+        str,
+        typer.Option(
+            help="Ends of keys without branches in a store of their own: off, on, or auto (where it pays)."
+        ),
+    ] = "off",
     force: Force = False,
     estimate: Annotated[
         bool, typer.Option("--estimate", help="Read a sample only, and say what a build would take.")
@@ -141,6 +147,7 @@ def command(
         force=force,
         lowercase=lowercase,
         value_type=value_type,
+        tail=tail,
     )
     if not estimate:
         check_output(output, force=force)
@@ -189,6 +196,8 @@ def _as_json(report: BuildReport, source: KeyReader) -> dict[str, Any]:
         "file_size": report.file_size,
         "bits_per_key": report.bits_per_key,
         **report.counts,
+        "has_tails": report.has_tails,
+        "folding_ratio": report.folding_ratio,
         "num_empty_lines_skipped": source.stats.num_empty_lines_skipped,
         "source_digest": source.source_digest,
         "seconds": report.seconds,
@@ -210,6 +219,7 @@ def _show_report(report: BuildReport, source: KeyReader, *, quiet: bool) -> None
         ("nodes", f"{counts['num_nodes']:,} ({nodes_per_key:.3f} a key)"),
         ("index", f"{report.path}, {size_text(report.file_size)}, {report.bits_per_key:.1f} bits a key"),
         ("label entropy", f"{counts['label_entropy']:.2f} bits a node"),
+        *_tail_rows(report),
         ("time", f"{duration_text(seconds)}, {read / max(seconds, 1e-9):,.0f} keys/s"),
         *((f"  {stage}", duration_text(spent)) for stage, spent in report.seconds.items()),
         ("peak memory", size_text(peak_memory())),
@@ -219,6 +229,22 @@ def _show_report(report: BuildReport, source: KeyReader, *, quiet: bool) -> None
             -1, ("spilled", f"{counts['num_runs']} sorted runs, {size_text(counts['spilled_bytes'])}")
         )
     summary(rows, quiet=quiet)
+
+
+def _tail_rows(report: BuildReport) -> list[tuple[str, str]]:
+    counts = report.counts
+    if not counts["num_links"]:
+        return []
+    length = counts["num_tail_nodes"] / counts["num_links"]
+    share = counts["num_tail_labels"] / counts["num_tail_nodes"]
+    verdict = "cut off" if report.has_tails else "left in the trie"
+    return [
+        (
+            "tails",
+            f"{counts['num_links']:,} of {length:.2f} labels, {share:.1%} of which are stored: "
+            f"{report.folding_ratio:.2f} of the bits, {verdict}",
+        )
+    ]
 
 
 def _show_masks(report: MaskBuildReport, *, json: bool, quiet: bool) -> None:

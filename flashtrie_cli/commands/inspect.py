@@ -109,6 +109,7 @@ def _show(d: dict[str, Any]) -> None:
         ("tokens", vocabulary + (", lower case" if d["lowercase"] else "")),
         ("labels above 16 bits", f"{d['num_highs']:,} ({d['high_width']} more bits)"),
         ("label entropy", f"{d['label_entropy']:.2f} bits a node"),
+        *_tail_rows(d),
         ("values", d["value_kind"] + (", several a key" if d["has_value_counts"] else "")),
         ("file", size_text(d["file_size"])),
         ("resident", size_text(d["resident_size"])),
@@ -138,6 +139,17 @@ def _show(d: dict[str, Any]) -> None:
         )
     for line in d.get("verified", ()):
         write_line(f"verified {line}")
+
+
+def _tail_rows(d: dict[str, Any]) -> list[tuple[str, str]]:
+    if "num_links" not in d:
+        return []
+    return [
+        (
+            "tails",
+            f"{d['num_links']:,} of {d['num_tail_nodes']:,} nodes, {d['num_tail_labels']:,} labels stored",
+        )
+    ]
 
 
 def _level_row(level: dict[str, Any]) -> list[str]:

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from flashtrie_cli.engine.cpu import NO_TOKEN, CpuEngine
-from flashtrie_cli.engine.protocol import bad_logprob_message
-from flashtrie_cli.errors import InputError
+from flashtrie_cli.engine.cpu import CpuEngine, search_arguments
 
 if TYPE_CHECKING:
     from flashtrie_cli.query.plan import SearchPlan
@@ -34,20 +32,8 @@ class _CpuBaseline:
         """See ``TrieEngine.search``; the same bytes."""
         from flashtrie_cli.query.results import SearchResults
 
-        bad = self._engine._native.find_bad_logprob(logprobs.reshape(-1), self._engine.threads)
-        if bad >= 0:
-            raise InputError(bad_logprob_message(bad, logprobs.shape, float(logprobs.reshape(-1)[bad])))
-        *arrays, _ = self._run(
-            tokens=tokens,
-            logprobs=logprobs,
-            length_factors=plan.length_factors(tokens.shape[1]),
-            beam_width=plan.beam_width,
-            num_results=plan.result_limit,
-            token_threshold=plan.token_threshold,
-            sequence_threshold=plan.sequence_threshold,
-            eos=NO_TOKEN if plan.eos is None else plan.eos,
-            padding=plan.padding,
-        )
+        self._engine.check_logprobs(logprobs)
+        *arrays, _ = self._run(**search_arguments(tokens, logprobs, plan))
         return SearchResults(*arrays)
 
 

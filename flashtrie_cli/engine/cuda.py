@@ -34,9 +34,25 @@ class CudaEngine(CpuEngine):
         self.device = open_device(device)
         super().__init__(stored, threads=threads)
         self.device_trie = DeviceTrie(self.trie, self.device)
+        self._times_kernels = False
         self._pipelines: dict[Any, HostPipeline] = {}
         self._device_searches: dict[Any, DeviceSearch] = {}
         self._last: tuple[Any, HostPipeline] | None = None  # shapes, types and plan of the last call
+
+    @property
+    def times_kernels(self) -> bool:
+        """Whether searches record GPU events around their kernels, a few microseconds a call."""
+        return self._times_kernels
+
+    @times_kernels.setter
+    def times_kernels(self, wanted: bool) -> None:
+        self._times_kernels = wanted
+        self._last = None
+
+    @property
+    def last_kernel_ns(self) -> int | None:
+        """What the kernels of the last search took; None where that is not recorded."""
+        return self._last[1].last_kernel_ns if self._last is not None and self._times_kernels else None
 
     def search(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan) -> SearchResults:
         """As in ``TrieEngine``, from host arrays; uint16 to int64 tokens and float16 log-probs go over as they are."""
@@ -56,13 +72,16 @@ class CudaEngine(CpuEngine):
         num_queries, num_steps, num_slots = tokens.shape
         if num_queries == 0 or num_steps == 0 or num_slots == 0:
             return _nothing(num_queries)
-        key = (num_queries == 1, num_steps, num_slots, tokens.dtype.str, logprobs.dtype.str, plan)
+        types = (tokens.dtype.str, logprobs.dtype.str)
+        key = (num_queries == 1, num_steps, num_slots, *types, plan, self._times_kernels)
         pipeline = self._pipelines.get(key)
         try:
             if pipeline is None or not pipeline.holds(num_queries):
                 while len(self._pipelines) >= _KEPT_PIPELINES:
                     self._pipelines.pop(next(iter(self._pipelines)))
-                pipeline = self._pipelines[key] = HostPipeline(self.device_trie, tokens, logprobs, plan)
+                pipeline = self._pipelines[key] = HostPipeline(
+                    self.device_trie, tokens, logprobs, plan, times_kernels=self._times_kernels
+                )
             self._last = (tokens.shape, tokens.dtype, logprobs.shape, logprobs.dtype, plan), pipeline
             return pipeline.search(tokens, logprobs)
         except Exception as error:

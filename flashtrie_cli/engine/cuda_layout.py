@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flashtrie_cli.errors import UsageError
+from flashtrie_cli.query.plan import SearchPlan
 
 MAX_BEAM_WIDTH = 4096
 MAX_SLOTS = 4096
@@ -73,6 +74,15 @@ BATCH = np.dtype(
     ],
     align=True,
 )  # fmt: skip
+
+
+def fill_plan(search: npt.NDArray[Any], plan: SearchPlan, length_factors: int) -> None:
+    """Writes a plan into a SEARCH record; ``length_factors``: their device address."""
+    search["token_threshold"], search["sequence_threshold"] = plan.token_threshold, plan.sequence_threshold
+    search["beam_width"], search["num_results"] = plan.beam_width, plan.result_limit
+    search["padding"], search["eos"] = plan.padding, NO_TOKEN if plan.eos is None else plan.eos
+    search["length_factors"] = length_factors
+
 
 PACKED = np.dtype([(name, "u8") for name in
                    ("hit_offsets", "key_ids", "scores", "normalised_scores", "token_offsets", "tokens")])  # fmt: skip

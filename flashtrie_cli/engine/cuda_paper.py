@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flashtrie_cli.engine import cuda_sources
-from flashtrie_cli.engine.cpu import NO_TOKEN
 from flashtrie_cli.engine.cuda import CudaEngine
 from flashtrie_cli.engine.cuda_launch import KernelModule, check, driver
+from flashtrie_cli.engine.cuda_layout import fill_plan
 from flashtrie_cli.engine.cuda_paper_layout import (
     ANSWERS,
     BARRIER_BYTES,
@@ -26,8 +26,8 @@ from flashtrie_cli.engine.cuda_paper_layout import (
     join_answers,
     position_lists,
 )
-from flashtrie_cli.engine.protocol import bad_logprob_message
-from flashtrie_cli.errors import EngineUnavailable, InputError, UsageError
+from flashtrie_cli.engine.cuda_pipeline import pinned
+from flashtrie_cli.errors import EngineUnavailable, UsageError
 from flashtrie_cli.query.plan import SearchPlan
 from flashtrie_cli.query.results import SearchResults
 
@@ -69,9 +69,7 @@ class PaperSystem:
         self, tokens: npt.NDArray[np.uint32], logprobs: npt.NDArray[np.float32], plan: SearchPlan
     ) -> SearchResults:
         """See ``TrieEngine.search``: the same bytes, but for ppt, whose hits need not be keys (ids all ones)."""
-        bad = self._engine._native.find_bad_logprob(logprobs.reshape(-1), self._engine.threads)
-        if bad >= 0:
-            raise InputError(bad_logprob_message(bad, logprobs.shape, float(logprobs.reshape(-1)[bad])))
+        self._engine.check_logprobs(logprobs)
         key = (len(tokens), tokens.shape[1:], plan)
         if self._lane is None or self._lane.key != key:
             self._lane = None  # frees its memory first
@@ -179,16 +177,9 @@ class _Lane:
     def _fill(self, groups: int, blocks_per_group: int) -> None:
         cuda, batch, shape, plan = self._cuda, self._batch, self._shape, self.key[2]
         batch["trie"] = self._system._trie.view
-        search = batch["search"]
-        search["token_threshold"], search["sequence_threshold"] = (
-            plan.token_threshold,
-            plan.sequence_threshold,
-        )
-        search["beam_width"], search["num_results"] = plan.beam_width, plan.result_limit
-        search["padding"], search["eos"] = plan.padding, NO_TOKEN if plan.eos is None else plan.eos
         factors = plan.length_factors(shape.num_steps)
-        search["length_factors"] = self._allocate(factors.nbytes)
-        cuda.memcpy_htod(int(search["length_factors"]), factors)
+        fill_plan(batch["search"], plan, self._allocate(factors.nbytes))
+        cuda.memcpy_htod(int(batch["search"]["length_factors"]), factors)
         batch["workspace"], batch["workspace_bytes"] = (
             self._allocate(shape.workspace_bytes * groups),
             shape.workspace_bytes,
@@ -256,17 +247,6 @@ class _Lane:
 
     def kernel_ns(self) -> int:
         return int(1e6 * self._end.time_since(self._begin))
-
-
-def pinned(length: int, dtype: Any) -> tuple[npt.NDArray[Any], int]:
-    """A pinned array that the GPU can reach, and its device address."""
-    import pycuda.driver as cuda
-
-    try:
-        array = cuda.pagelocked_empty(max(length, 1), dtype, mem_flags=cuda.host_alloc_flags.DEVICEMAP)
-    except cuda.Error as error:
-        raise EngineUnavailable(f"no memory to pin for the GPU: {error}", hint="a smaller batch") from None
-    return array, int(array.base.get_device_pointer())
 
 
 def allocate(num_bytes: int) -> Any:

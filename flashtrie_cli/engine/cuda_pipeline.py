@@ -28,7 +28,7 @@ _MAPPED_BYTES = 256 << 10
 _pinned_ranges: dict[int, int] = {}
 
 
-def _pinned(length: int, dtype: Any) -> tuple[npt.NDArray[Any], int]:
+def pinned(length: int, dtype: Any) -> tuple[npt.NDArray[Any], int]:
     """A pinned array that the GPU can reach, and its device address."""
     import pycuda.driver as cuda
 
@@ -41,7 +41,7 @@ def _pinned(length: int, dtype: Any) -> tuple[npt.NDArray[Any], int]:
 
 def pinned_empty(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
     """An array in pinned memory. Grids that lie in such arrays are not copied on the host before they go over."""
-    array, _ = _pinned(int(np.prod(shape)), dtype)
+    array, _ = pinned(int(np.prod(shape)), dtype)
     begin = array.ctypes.data
     _pinned_ranges[begin] = begin + array.nbytes
     weakref.finalize(array.base, _pinned_ranges.pop, begin, None)
@@ -108,12 +108,13 @@ class _Lane:
 
     def __init__(
         self, trie: DeviceTrie, num_queries: int, num_steps: int, num_slots: int, plan: SearchPlan, grid: GridType,
-        token_dtype: Any, logprob_dtype: Any,
+        token_dtype: Any, logprob_dtype: Any, *, times_kernels: bool = False,
     ):  # fmt: skip
         import pycuda.driver as cuda
 
         self._cuda = cuda
         self.stream, self.done = cuda.Stream(), cuda.Event(cuda.event_flags.DISABLE_TIMING)
+        self._clock = (cuda.Event(), cuda.Event()) if times_kernels else None
         self.session = SearchSession(trie, num_queries, num_steps, num_slots, plan, grid)
         self._size = num_queries * num_steps * num_slots
         self._dtypes = token_dtype, logprob_dtype
@@ -122,7 +123,7 @@ class _Lane:
         self._fetched: Any = None
         self._on_device: tuple[Any, Any] | None = None
         hits = num_queries * self.session.result_capacity
-        self.counts, counts_mapped = _pinned(3 * num_queries, np.uint32)
+        self.counts, counts_mapped = pinned(3 * num_queries, np.uint32)
         answers = {
             "hit_offsets": (num_queries + 1, np.int64), "key_ids": (hits, np.uint32), "scores": (hits, np.float32),
             "normalised_scores": (hits, np.float32), "token_offsets": (hits + 1, np.int64),
@@ -131,7 +132,7 @@ class _Lane:
         self.answers: dict[str, npt.NDArray[Any]] = {}
         self._packed = np.zeros((), PACKED)
         for name, (length, dtype) in answers.items():
-            self.answers[name], self._packed[name] = _pinned(length, dtype)
+            self.answers[name], self._packed[name] = pinned(length, dtype)
         outputs = {
             name: counts_mapped + 4 * num_queries * i
             for i, name in enumerate(("num_hits", "num_tokens", "bad_slots"))
@@ -139,7 +140,7 @@ class _Lane:
         self.answers["token_offsets"][0] = 0
         self._is_single = num_queries == 1
         if self._is_single:  # the answer of one query is flat as it is
-            self._token_ends, outputs["token_ends"] = _pinned(hits, np.uint32)
+            self._token_ends, outputs["token_ends"] = pinned(hits, np.uint32)
             names = {"key_ids": "key_ids", "scores": "scores", "normalised_scores": "normalised_scores"}
             outputs |= {name: int(self._packed[to]) for name, to in names.items()}
             outputs["hit_tokens"] = int(self._packed["tokens"])
@@ -158,16 +159,20 @@ class _Lane:
             addresses = self._upload(tokens, logprobs)
         else:
             addresses, stage = self._stage(tokens, logprobs)
+        if self._clock:
+            self._clock[0].record(self.stream)
         self.session.launch(*addresses, count, self.stream, stage=stage)
-        if self._is_single:
-            return  # `finish` waits for the stream: one call less
-        self.session.pack(self._packed, count, self.stream)
-        self.done.record(self.stream)
+        if not self._is_single:
+            self.session.pack(self._packed, count, self.stream)
+        if self._clock:
+            self._clock[1].record(self.stream)
+        if not self._is_single:  # else `finish` waits for the stream: one call less
+            self.done.record(self.stream)
 
     def _stage(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> tuple[tuple[int, int], int]:
         """Copies grids to pinned memory and on to the device, unless the kernel fetches them; then, where to."""
         if self._staging is None:
-            self._staging = *_pinned(self._size, self._dtypes[0]), *_pinned(self._size, self._dtypes[1])
+            self._staging = *pinned(self._size, self._dtypes[0]), *pinned(self._size, self._dtypes[1])
             self._maps = self._is_single and tokens.nbytes + logprobs.nbytes <= _MAPPED_BYTES
             if self._maps:
                 self._fetched = self._cuda.mem_alloc(self.session.stage_bytes())
@@ -192,6 +197,10 @@ class _Lane:
         cuda.memcpy_htod_async(to_tokens, tokens, self.stream)
         cuda.memcpy_htod_async(to_logprobs, logprobs, self.stream)
         return int(to_tokens), int(to_logprobs)
+
+    def kernel_ns(self) -> int:
+        """Time of the kernels of the chunk that ``finish`` has waited for; 0 where it is not taken."""
+        return int(1e6 * self._clock[1].time_since(self._clock[0])) if self._clock else 0
 
     def finish(self, num_steps: int, num_slots: int) -> int:
         """Wait for the chunk under way; the number of its queries. InputError for the first bad log-prob."""
@@ -225,8 +234,9 @@ class HostPipeline:
     """Searches of one shape and plan from host arrays, in chunks on two lanes, so that copies and kernels overlap."""
 
     def __init__(
-        self, trie: DeviceTrie, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan
-    ):
+        self, trie: DeviceTrie, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan,
+        *, times_kernels: bool = False,
+    ):  # fmt: skip
         num_queries, self._num_steps, self._num_slots = tokens.shape
         depth = min(self._num_steps, trie.depth)
         grid_bytes = self._num_steps * self._num_slots * (tokens.itemsize + logprobs.itemsize)
@@ -237,10 +247,16 @@ class HostPipeline:
         self._result_limit, self._depth = plan.result_limit, depth
         self._make = lambda: _Lane(
             trie, self.chunk, self._num_steps, self._num_slots, plan,
-            GridType(tokens.itemsize, logprobs.itemsize), tokens.dtype, logprobs.dtype,
+            GridType(tokens.itemsize, logprobs.itemsize), tokens.dtype, logprobs.dtype, times_kernels=times_kernels,
         )  # fmt: skip
         self._lanes = [self._make()]
         self._answers: _Answers | None = None
+        self._chunks_ns: int | None = None  # of a search in chunks
+
+    @property
+    def last_kernel_ns(self) -> int:
+        """Time of the last search's kernels, summed over its chunks; 0 where it is not taken."""
+        return self._lanes[0].kernel_ns() if self._chunks_ns is None else self._chunks_ns
 
     def holds(self, num_queries: int) -> bool:
         """Whether the buffers suit a batch of this size."""
@@ -258,10 +274,12 @@ class HostPipeline:
         if answers is None or not answers.reuse(num_queries):
             answers = self._answers = _Answers(num_queries, self._result_limit, self._depth)
         pending: list[_Lane] = []
+        self._chunks_ns = 0
 
         def collect() -> None:
             lane = pending.pop(0)
             answers.take(lane.first_query, lane.finish(self._num_steps, self._num_slots), lane)
+            self._chunks_ns = (self._chunks_ns or 0) + lane.kernel_ns()
 
         try:
             for at, first in enumerate(range(0, num_queries, self.chunk)):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flashtrie_cli.engine.cuda_layout import BATCH, NO_TOKEN, PACKED, Launch, Shape, plan_launch
+from flashtrie_cli.engine.cuda_layout import BATCH, PACKED, Launch, Shape, fill_plan, plan_launch
 from flashtrie_cli.engine.cuda_loader import load_kernels
 from flashtrie_cli.engine.cuda_trie import DeviceTrie
 from flashtrie_cli.errors import EngineUnavailable
@@ -79,16 +79,9 @@ class SearchSession:
         batch, trie = self._batch, self.trie
         launch.fill(batch)
         batch["trie"] = trie.view
-        search = batch["search"]
-        search["token_threshold"], search["sequence_threshold"] = (
-            plan.token_threshold,
-            plan.sequence_threshold,
-        )
-        search["beam_width"], search["num_results"] = plan.beam_width, plan.result_limit
-        search["padding"], search["eos"] = plan.padding, NO_TOKEN if plan.eos is None else plan.eos
         factors = plan.length_factors(self.num_steps)
-        search["length_factors"] = self._allocate(factors.nbytes)
-        cuda.memcpy_htod(int(search["length_factors"]), factors)
+        fill_plan(batch["search"], plan, self._allocate(factors.nbytes))
+        cuda.memcpy_htod(int(batch["search"]["length_factors"]), factors)
         batch["root_table"], batch["root_shift"], batch["root_places"] = (
             trie.root_table, trie.root_shift, trie.root_places,
         )  # fmt: skip

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from flashtrie_cli.trie.stored import StoredTrie
+
 if TYPE_CHECKING:
     from flashtrie_cli.query.plan import SearchPlan
     from flashtrie_cli.query.results import SearchResults
@@ -38,6 +40,8 @@ class TrieEngine(Protocol):
     name: str
     resident_size: int
     """Bytes that the trie takes in memory."""
+    stored: StoredTrie
+    """The trie it walks: that of the file, unfolded where it has tails."""
     largest_label: int
     """Largest token in the trie; 0 where there is none."""
 

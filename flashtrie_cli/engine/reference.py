@@ -16,6 +16,7 @@ import numpy.typing as npt
 from flashtrie_cli.engine.protocol import I64, U32, WALK_TOKENS, KeyList, bad_logprob_message
 from flashtrie_cli.errors import IndexFileError, InputError
 from flashtrie_cli.trie.stored import StoredTrie
+from flashtrie_cli.trie.unfold import unfolded
 
 if TYPE_CHECKING:
     from flashtrie_cli.query.plan import SearchPlan
@@ -37,6 +38,11 @@ class ReferenceEngine:
     def __init__(self, stored: StoredTrie):
         self._path = stored.path
         self._load(stored)
+        self.stored = stored
+        if stored.tails is not None:
+            fan_outs = [last - first for first, last in itertools.pairwise(self.first_child)]
+            self.stored = stored = unfolded(stored, self.labels, self.terminal, fan_outs)
+            self._load(stored)
         self._parents = [0] * stored.num_nodes
         self._depths = [0] * stored.num_nodes
         for node, first in enumerate(self.first_child[:-1]):
@@ -54,7 +60,7 @@ class ReferenceEngine:
 
     def _load(self, stored: StoredTrie) -> None:
         """Children of node v are ``first_child[v]`` to ``first_child[v + 1]``; ``labels`` and ``terminal`` by node."""
-        count = stored.num_nodes
+        count = stored.num_stored
         self.first_child = [1]
         for bit in bits_of(stored.louds, 2 * count - 1):
             if bit:
@@ -89,7 +95,7 @@ class ReferenceEngine:
                 for child in range(first + 1, last):
                     labels[child] = (labels[child] + labels[child - 1]) & 0xFFFF
         if stored.high_width:
-            flags = bits_of(stored.high_flags, stored.num_nodes)
+            flags = bits_of(stored.high_flags, stored.num_stored)
             width, flagged = stored.high_width, sum(flags)
             if flagged * width > (len(stored.label_high) - 4) * 64:
                 self._refuse("label_high is too short for its flags")
@@ -106,12 +112,12 @@ class ReferenceEngine:
 
     def _terminal(self, stored: StoredTrie, leaves: list[bool]) -> list[int]:
         if stored.terminal is not None:
-            return bits_of(stored.terminal, stored.num_nodes)
+            return bits_of(stored.terminal, stored.num_stored)
         assert stored.inner_terminal is not None
         inner = [node for node, leaf in enumerate(leaves) if not leaf or node == 0]
         if len(inner) > 64 * len(stored.inner_terminal):
             self._refuse("inner_terminal is too short for its nodes")
-        terminal = [1] * stored.num_nodes
+        terminal = [1] * stored.num_stored
         for node, bit in zip(inner, bits_of(stored.inner_terminal, len(inner)), strict=True):
             terminal[node] = bit
         return terminal

@@ -6,6 +6,8 @@ import struct
 from dataclasses import dataclass
 
 VERSION = 1
+TAILS_VERSION = 2
+"""Of a token trie whose unbranched ends lie in a tail store; all other files are of VERSION."""
 MAGIC = b"\x89FTRIE\r\n"
 END_MAGIC = b"FTRIEEND"
 BYTE_ORDER = 0x0102_0304
@@ -46,6 +48,10 @@ HIGH_FLAGS = "high_flags"
 LABEL_HIGH = "label_high"
 TERMINAL = "terminal"
 INNER_TERMINAL = "inner_terminal"
+LINK_FLAGS = "link_flags"
+TAIL_LINKS = "tail_links"
+TAIL_ENDS = "tail_ends"
+TAIL_LABELS = "tail_labels"
 VALUES = "values"
 VALUE_COUNTS = "value_counts"
 WORD_TEXT = "word_text"
@@ -61,6 +67,10 @@ SECTION_NAMES = {
     LABEL_HIGH: "the bits above 16 of the flagged labels, packed",
     TERMINAL: "a bit a node: a key ends here",
     INNER_TERMINAL: "the same, for the root and nodes with children only",
+    LINK_FLAGS: "a bit a leaf: its key goes on in the tail store",
+    TAIL_LINKS: "where in the tail store each tail begins, packed",
+    TAIL_ENDS: "a bit a label of the tail store: a tail ends here",
+    TAIL_LABELS: "the labels of the tails",
     VALUES: "8 bytes a value, by key id",
     VALUE_COUNTS: "number of values of each key",
     WORD_TEXT: "the words of the vocabulary, UTF-8, end to end",
@@ -76,11 +86,20 @@ MAX_JSON_SIZE = 1 << 24
 """Most bytes of a section of JSON."""
 
 
-def is_known_section(kind: int, name: str) -> bool:
-    """Whether files of this kind may hold a section of this name."""
+TAIL_SECTIONS = (LINK_FLAGS, TAIL_LINKS, TAIL_ENDS, TAIL_LABELS)
+"""All of them in a file of TAILS_VERSION, none in others."""
+
+
+def is_known_section(kind: int, name: str, version: int = VERSION) -> bool:
+    """Whether files of this kind and version may hold a section of this name."""
     if kind == KIND_TOKEN_MASKS:
         return name == META or name.startswith(MASK_SECTION_PREFIX)
-    return name in SECTION_NAMES
+    return name in SECTION_NAMES and (version == TAILS_VERSION or name not in TAIL_SECTIONS)
+
+
+def is_known_version(kind: int, version: int) -> bool:
+    """Whether this flashtrie reads files of this kind and version."""
+    return version == VERSION or (kind == KIND_TOKEN_TRIE and version == TAILS_VERSION)
 
 
 @dataclass(frozen=True)

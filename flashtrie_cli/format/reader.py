@@ -29,9 +29,18 @@ class IndexFile:
     raises IndexFileError (exit 3). ``digest`` names the contents: equal digests, equal files.
     """
 
-    def __init__(self, path: str, data: memoryview, kind: int, sections: dict[str, Section], digest: str):
+    def __init__(
+        self,
+        path: str,
+        data: memoryview,
+        kind: int,
+        sections: dict[str, Section],
+        digest: str,
+        version: int = layout.VERSION,
+    ):
         self.path = path
         self.kind = kind
+        self.version = version
         self.sections = sections
         self.digest = digest
         self.file_size = len(data)
@@ -153,10 +162,12 @@ def _open(path: str, data: memoryview) -> IndexFile:
     _, version, kind, byte_order, frame_size, reserved, checksum = layout.HEADER.unpack(header)
     if zlib.crc32(header[:-4]) != checksum:
         refuse("has a damaged header")
-    if version != layout.VERSION:
-        refuse(f"has format version {version}; this flashtrie reads {layout.VERSION}")
+    if version not in (layout.VERSION, layout.TAILS_VERSION):
+        refuse(f"has format version {version}; this flashtrie reads up to {layout.TAILS_VERSION}")
     if kind not in layout.KIND_NAMES:
         refuse(f"is of an unknown kind ({kind})")
+    if not layout.is_known_version(kind, version):
+        refuse(f"has format version {version}, which a {layout.KIND_NAMES[kind]} does not have")
     if byte_order != layout.BYTE_ORDER or frame_size != layout.FRAME_SIZE or any(reserved):
         refuse("has a header that this flashtrie does not understand")
 
@@ -176,12 +187,12 @@ def _open(path: str, data: memoryview) -> IndexFile:
     if hashlib.blake2b(header + table, digest_size=16).digest() != digest:
         refuse("has a damaged section table")
 
-    index = IndexFile(path, data, kind, {}, digest.hex())
+    index = IndexFile(path, data, kind, {}, digest.hex(), version)
     sizes = np.frombuffer(table, "<u4", num_frames, num_sections * layout.SECTION.size)
     at = 0
     end = layout.HEADER.size
     for i in range(num_sections):
-        section = _section(kind, table[i * layout.SECTION.size : (i + 1) * layout.SECTION.size])
+        section = _section(kind, version, table[i * layout.SECTION.size : (i + 1) * layout.SECTION.size])
         if section is None:
             refuse(f"has a damaged entry {i} in its section table")
         own = sizes[at : at + section.num_frames]
@@ -196,7 +207,7 @@ def _open(path: str, data: memoryview) -> IndexFile:
     return index
 
 
-def _section(kind: int, row: bytes) -> Section | None:
+def _section(kind: int, version: int, row: bytes) -> Section | None:
     name, codec, element_size, reserved, offset, stored, raw, num_frames, checksum, spare = (
         layout.SECTION.unpack(row)
     )
@@ -204,7 +215,8 @@ def _section(kind: int, row: bytes) -> Section | None:
         text = name.rstrip(b"\0").decode("ascii")
     except UnicodeDecodeError:
         return None
-    if not layout.is_known_section(kind, text) or reserved or any(spare) or codec not in layout.CODEC_NAMES:
+    is_known = layout.is_known_section(kind, text, version) and codec in layout.CODEC_NAMES
+    if not is_known or reserved or any(spare):
         return None
     return Section(text, codec, element_size, offset, stored, raw, num_frames, checksum)
 

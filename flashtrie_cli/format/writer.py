@@ -6,8 +6,9 @@ import hashlib
 import json
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -38,12 +39,14 @@ class IndexWriter:
         level: int = DEFAULT_LEVEL,
         threads: int = 1,
         force: bool = False,
+        version: int = layout.VERSION,
     ):
         self.path = path
         self._codec = CODECS[codec]
         self._level = level
         self._threads = max(threads, 1)
         self._kind = kind
+        self._version = version
         self._output = atomic_output(path, force=force)
         self._sections: list[layout.Section] = []
         self._frame_sizes: list[int] = []
@@ -52,7 +55,7 @@ class IndexWriter:
     def __enter__(self) -> IndexWriter:
         self._file = self._output.__enter__()
         header = layout.HEADER.pack(
-            layout.MAGIC, layout.VERSION, self._kind, layout.BYTE_ORDER, layout.FRAME_SIZE, b"", 0
+            layout.MAGIC, self._version, self._kind, layout.BYTE_ORDER, layout.FRAME_SIZE, b"", 0
         )[:-4]
         self._header = header + zlib.crc32(header).to_bytes(4, "little")
         self._write(self._header)
@@ -83,19 +86,56 @@ class IndexWriter:
         self.add_chunks(name, [json.dumps(value, sort_keys=True, ensure_ascii=False).encode()])
 
     def add_chunks(self, name: str, chunks: Iterable[bytes | memoryview], *, element_size: int = 0) -> None:
-        """A section from pieces, each of FRAME_SIZE bytes but for the last (``reframe`` makes them so)."""
+        """A section from pieces of any size."""
+        with self.section(name, element_size=element_size) as put:
+            for chunk in reframe(chunks):
+                put(chunk)
+
+    @contextmanager
+    def section(self, name: str, *, element_size: int = 0) -> Iterator[Callable[[bytes | memoryview], None]]:
+        """A section that grows by what is put: pieces of FRAME_SIZE bytes, the last one maybe shorter.
+
+        Pieces are compressed a few ahead, and written in order; no more of the section than that is held.
+        """
         if len(self._sections) == layout.MAX_SECTIONS:
             raise OutputError("too many sections", file=self.path)
         self._write(b"\0" * (-self._offset % layout.ALIGNMENT))
         begin, raw_size, checksum = self._offset, 0, 0
-        is_framed = self._codec != layout.CODEC_RAW
         frame_sizes: list[int] = []
-        for raw, stored in self._compressed(reframe(chunks), element_size):
+        ahead: deque[Future[bytes | memoryview]] = deque()
+        is_framed = self._codec != layout.CODEC_RAW
+        pool = ThreadPoolExecutor(self._threads) if is_framed and self._threads > 1 else None
+
+        def compress(chunk: bytes | memoryview) -> bytes:
+            compressor = zstandard.ZstdCompressor(level=self._level, write_content_size=True)
+            return compressor.compress(frames.shuffle(chunk, element_size))
+
+        def keep(stored: bytes | memoryview) -> None:
+            nonlocal checksum
             self._write(stored)
-            raw_size += raw
             checksum = zlib.crc32(stored, checksum)
             if is_framed:
                 frame_sizes.append(len(stored))
+
+        def put(chunk: bytes | memoryview) -> None:
+            nonlocal raw_size
+            if len(chunk) > layout.FRAME_SIZE or raw_size % layout.FRAME_SIZE:
+                raise ValueError("a frame holds FRAME_SIZE bytes, and only the last one fewer")
+            raw_size += len(chunk)
+            if pool is None:
+                keep(compress(chunk) if is_framed else chunk)
+                return
+            ahead.append(pool.submit(compress, chunk))
+            if len(ahead) > 2 * self._threads:
+                keep(ahead.popleft().result())
+
+        try:
+            yield put
+            while ahead:
+                keep(ahead.popleft().result())
+        finally:
+            if pool is not None:
+                pool.shutdown(cancel_futures=True)
         self._frame_sizes += frame_sizes
         self._sections.append(
             layout.Section(
@@ -109,30 +149,6 @@ class IndexWriter:
                 checksum,
             )
         )
-
-    def _compressed(
-        self, chunks: Iterator[bytes | memoryview], element_size: int
-    ) -> Iterator[tuple[int, bytes | memoryview]]:
-        """(raw size, stored bytes) of each frame, in order, a few frames compressed ahead."""
-        if self._codec == layout.CODEC_RAW:
-            yield from ((len(chunk), chunk) for chunk in chunks)
-            return
-
-        def compress(chunk: bytes | memoryview) -> tuple[int, bytes]:
-            compressor = zstandard.ZstdCompressor(level=self._level, write_content_size=True)
-            return len(chunk), compressor.compress(frames.shuffle(chunk, element_size))
-
-        if self._threads == 1:
-            yield from map(compress, chunks)
-            return
-        with ThreadPoolExecutor(self._threads) as pool:
-            ahead: deque[Future[tuple[int, bytes]]] = deque()
-            for chunk in chunks:
-                ahead.append(pool.submit(compress, chunk))
-                if len(ahead) > 2 * self._threads:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
 
     def _write(self, data: bytes | memoryview) -> None:
         try:

@@ -5,6 +5,7 @@ Keeps every key in memory. Both builders give the same sections to the byte.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flashtrie_cli.format import layout
+from flashtrie_cli.trie.tails import MIN_TAIL, label_size, link_width, shared_suffixes
 
 MAX_NODES = 0xFFFF_FFFF
 
@@ -28,11 +30,14 @@ class KeyConflict(ValueError):
 class PlainBuilder:
     """Same methods as the native IndexBuilder; see there."""
 
-    def __init__(self, *, duplicates: str, value_kind: int, is_sorted: bool, is_compact: bool):
+    def __init__(
+        self, *, duplicates: str, value_kind: int, is_sorted: bool, is_compact: bool, tails: str = "off"
+    ):
         self._rule = duplicates
         self._value_kind = value_kind
         self._is_sorted = is_sorted
         self._is_compact = is_compact
+        self._tails = tails
         self._keys: list[tuple[tuple[int, ...], int | float, tuple[int, int]]] = []
         self._sections: dict[str, bytes] = {}
 
@@ -60,55 +65,101 @@ class PlainBuilder:
 
     def finish(self) -> None:
         unique = self._unique()
-        nodes = _Levels(unique)
+        keys = [key for key, _ in unique]
+        nodes = _Levels([(key, False) for key in keys])
         total = len(nodes.labels)
         if total > MAX_NODES:
             raise KeyConflict("more than 4,294,967,295 nodes; build several indexes", 0, 0, 0, 0, [])
+        highs = [label >> 16 for label in nodes.labels if label >> 16]
+        self._counts: dict[str, float] = {
+            "num_keys_read": len(self._keys),
+            "num_keys": len(keys),
+            "num_duplicates": len(self._keys) - len(keys),
+            "num_nodes": total,
+            "num_tokens": sum(map(len, keys)),
+            "depth": max(map(len, keys), default=0),
+            "num_runs": 0,
+            "spilled_bytes": 0,
+            "num_highs": len(highs),
+            "high_width": max(highs, default=0).bit_length(),
+            "label_entropy": entropy(nodes.labels[1:]),
+            **dict.fromkeys(("num_links", "num_tail_nodes", "num_tail_labels"), 0),
+            "tail_label_size": 1,
+        }
+        self._keys = []
+        self._whole = {**self._trie_sections(nodes), **self._value_sections(unique)}
+        self._cut: dict[str, bytes] = {}
+        if self._tails != "off":
+            heads, tails = cut_tails(keys)
+            self._cut = {
+                **self._trie_sections(_Levels(heads)),
+                **self._value_sections(unique),
+                **self._tail_sections(_in_node_order(heads, tails)),
+            }
+        self._sections = self._cut if self._tails == "on" else self._whole
+
+    def use_tails(self, cut: bool) -> None:
+        self._sections = self._cut if cut else self._whole
+
+    def _trie_sections(self, nodes: _Levels) -> dict[str, bytes]:
+        sections: dict[str, bytes] = {}
         labels = np.array(nodes.labels, np.uint32)
         low = labels & 0xFFFF
         if self._is_compact:
             previous = np.concatenate(([0], low[:-1])).astype(np.uint32)
             delta = (low - np.where(nodes.is_first, 0, previous)).astype(np.uint16)
-            self._sections[layout.LABEL_DELTA] = delta.astype("<u2").tobytes()
+            sections[layout.LABEL_DELTA] = delta.astype("<u2").tobytes()
             inner = [
-                t
-                for t, fan_out, at in zip(nodes.terminal, nodes.fan_outs, range(total), strict=True)
-                if fan_out or at == 0
+                terminal
+                for node, (terminal, fan_out) in enumerate(zip(nodes.terminal, nodes.fan_outs, strict=True))
+                if fan_out or node == 0
             ]
-            self._sections[layout.INNER_TERMINAL] = pack_bits(inner)
+            sections[layout.INNER_TERMINAL] = pack_bits(inner)
         else:
-            self._sections[layout.LABEL_LOW] = low.astype("<u2").tobytes()
-            self._sections[layout.TERMINAL] = pack_bits(nodes.terminal)
+            sections[layout.LABEL_LOW] = low.astype("<u2").tobytes()
+            sections[layout.TERMINAL] = pack_bits(nodes.terminal)
         louds = [bit for fan_out in nodes.fan_outs for bit in (1,) * fan_out + (0,)]
-        self._sections[layout.LOUDS] = pack_bits(louds)
-        highs = [label >> 16 for label in nodes.labels if label >> 16]
-        width = max(highs, default=0).bit_length()
+        sections[layout.LOUDS] = pack_bits(louds)
+        width = int(self._counts["high_width"])
         if width:
-            self._sections[layout.HIGH_FLAGS] = pack_bits([label >> 16 > 0 for label in nodes.labels])
-            self._sections[layout.LABEL_HIGH] = pack_bits(
+            highs = [label >> 16 for label in nodes.labels if label >> 16]
+            sections[layout.HIGH_FLAGS] = pack_bits([label >> 16 > 0 for label in nodes.labels])
+            sections[layout.LABEL_HIGH] = pack_bits(
                 [high >> bit & 1 for high in highs for bit in range(width)]
             )
-        if self._value_kind != VALUE_NONE:
-            values = [value for _, node_values in nodes.values for value in node_values]
-            dtype = "<f8" if self._value_kind == VALUE_FLOAT else "<u8"
-            self._sections[layout.VALUES] = np.array(values, dtype).tobytes()
-            if self._rule == "all":
-                counts = [len(node_values) for _, node_values in nodes.values]
-                self._sections[layout.VALUE_COUNTS] = np.array(counts, "<u4").tobytes()
-        self._counts = {
-            "num_keys_read": len(self._keys),
-            "num_keys": len(unique),
-            "num_duplicates": len(self._keys) - len(unique),
-            "num_nodes": total,
-            "num_tokens": sum(len(key) for key, _ in unique),
-            "depth": max((len(key) for key, _ in unique), default=0),
-            "num_runs": 0,
-            "spilled_bytes": 0,
-            "num_highs": len(highs),
-            "high_width": width,
-            "label_entropy": entropy(nodes.labels[1:]),
+        if any(nodes.links):
+            sections[layout.LINK_FLAGS] = pack_bits(nodes.links)
+        return sections
+
+    def _value_sections(self, unique: list[tuple[tuple[int, ...], list[int | float]]]) -> dict[str, bytes]:
+        sections: dict[str, bytes] = {}
+        if self._value_kind == VALUE_NONE:
+            return sections
+        by_key_id = sorted(unique, key=lambda item: (len(item[0]), item[0]))
+        values = [value for _, key_values in by_key_id for value in key_values]
+        dtype = "<f8" if self._value_kind == VALUE_FLOAT else "<u8"
+        sections[layout.VALUES] = np.array(values, dtype).tobytes()
+        if self._rule == "all":
+            counts = [len(key_values) for _, key_values in by_key_id]
+            sections[layout.VALUE_COUNTS] = np.array(counts, "<u4").tobytes()
+        return sections
+
+    def _tail_sections(self, tails: list[tuple[int, ...]]) -> dict[str, bytes]:
+        if not tails:
+            return {}
+        labels, ends, begins = shared_suffixes(tails)
+        size, width = label_size(max(labels)), link_width(len(labels))
+        self._counts.update(
+            num_links=len(tails),
+            num_tail_nodes=sum(map(len, tails)),
+            num_tail_labels=len(labels),
+            tail_label_size=size,
+        )
+        return {
+            layout.TAIL_LINKS: pack_bits(begin >> bit & 1 for begin in begins for bit in range(width)),
+            layout.TAIL_ENDS: pack_bits(ends),
+            layout.TAIL_LABELS: np.array(labels, f"<u{size}").tobytes(),
         }
-        self._keys = []
 
     def counts(self) -> dict[str, float]:
         return dict(self._counts)
@@ -154,29 +205,31 @@ class PlainBuilder:
 
 
 class _Levels:
-    """Nodes in level order from sorted unique keys: per node label, fan-out, terminal, first of its siblings."""
+    """Nodes in level order from sorted unique keys, each with whether it ends in a link.
 
-    def __init__(self, unique: list[tuple[tuple[int, ...], list[int | float]]]):
+    Per node label, fan-out, terminal, first of its siblings; per leaf but the root whether it is a link.
+    """
+
+    def __init__(self, keys: list[tuple[tuple[int, ...], bool]]):
         self.labels = [0]
         self.fan_outs: list[int] = []
         self.terminal: list[bool] = []
         self.is_first = [True]
-        self.values: list[tuple[tuple[int, ...], list[int | float]]] = []
-        level = [(0, len(unique))]  # ranges of keys that share the node's path
+        self.links: list[bool] = []
+        level = [(0, len(keys))]  # ranges of keys that share the node's path
         depth = 0
         while level:
             below: list[tuple[int, int]] = []
             for begin, end in level:
-                ends_here = begin < end and len(unique[begin][0]) == depth
+                ends_here = begin < end and len(keys[begin][0]) == depth
                 self.terminal.append(ends_here)
-                if ends_here:
-                    self.values.append(unique[begin])
-                    begin += 1
+                is_link = ends_here and keys[begin][1]
+                begin += ends_here
                 fan_out = 0
                 while begin < end:
-                    token = unique[begin][0][depth]
+                    token = keys[begin][0][depth]
                     stop = begin
-                    while stop < end and unique[stop][0][depth] == token:
+                    while stop < end and keys[stop][0][depth] == token:
                         stop += 1
                     self.labels.append(token)
                     self.is_first.append(fan_out == 0)
@@ -184,8 +237,39 @@ class _Levels:
                     fan_out += 1
                     begin = stop
                 self.fan_outs.append(fan_out)
+                if fan_out == 0 and depth > 0:
+                    self.links.append(is_link)
             level = below
             depth += 1
+
+
+def cut_tails(
+    keys: list[tuple[int, ...]],
+) -> tuple[list[tuple[tuple[int, ...], bool]], list[tuple[int, ...]]]:
+    """Sorted unique keys, each cut below the first node that leads to it alone, where enough follows; the tails."""
+    shared = [0, *(_common(a, b) for a, b in itertools.pairwise(keys)), 0]
+    heads, tails = [], []
+    for key, before, after in zip(keys, shared, shared[1:], strict=False):
+        end = max(before, after) + 1
+        is_link = len(key) >= end + MIN_TAIL
+        heads.append((key[:end] if is_link else key, is_link))
+        if is_link:
+            tails.append(key[end:])
+    return heads, tails
+
+
+def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """Tokens at the front of both."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def _in_node_order(
+    heads: list[tuple[tuple[int, ...], bool]], tails: list[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    """Tails in the order of their links' nodes: level by level."""
+    links = [head for head, is_link in heads if is_link]
+    paired = sorted(zip(links, tails, strict=True), key=lambda pair: (len(pair[0]), pair[0]))
+    return [tail for _, tail in paired]
 
 
 def pack_bits(bits: Iterable[int | bool]) -> bytes:

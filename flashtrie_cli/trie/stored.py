@@ -11,6 +11,7 @@ import numpy.typing as npt
 from flashtrie_cli.errors import IndexFileError
 from flashtrie_cli.format import layout
 from flashtrie_cli.format.reader import IndexFile
+from flashtrie_cli.trie.tails import StoredTails
 
 SPARE_WORDS = 4
 """64-bit words readable behind the louds bits and packed labels, so that a reader may look past the end."""
@@ -24,7 +25,7 @@ class StoredTrie:
 
     ``louds`` uint64 with SPARE_WORDS behind it; either ``label_low`` uint16 [num_nodes] and ``terminal`` uint64,
     or their compact forms ``label_delta`` and ``inner_terminal``; ``high_flags`` and ``label_high`` uint64, empty
-    where ``high_width`` is 0.
+    where ``high_width`` is 0. With ``tails`` the arrays are those of the ``num_stored`` nodes that are not in a tail.
     """
 
     path: str
@@ -38,6 +39,12 @@ class StoredTrie:
     inner_terminal: npt.NDArray[np.uint64] | None
     high_flags: npt.NDArray[np.uint64]
     label_high: npt.NDArray[np.uint64]
+    tails: StoredTails | None = None
+
+    @property
+    def num_stored(self) -> int:
+        """Nodes that have bits and labels of their own: all but those in tails."""
+        return self.num_nodes - (self.tails.num_nodes if self.tails is not None else 0)
 
     @classmethod
     def load(cls, file: IndexFile, meta: dict[str, Any], *, threads: int = 1) -> StoredTrie:
@@ -53,13 +60,15 @@ class StoredTrie:
             raise refuse("says nothing of its counts")
         if not 1 <= num_nodes <= 0xFFFF_FFFF or num_keys > num_nodes or high_width > MAX_HIGH_WIDTH:
             raise refuse("has counts out of range")
+        tails = StoredTails.load(file, meta, refuse, threads=threads)
+        num_stored = num_nodes - (tails.num_nodes if tails is not None else 0)
 
         def check(name: str, least: int, most: int) -> None:
             """Before anything is read: a section is as large as its nodes need, so no lie fills the memory."""
             size = file.raw_size(name)
             if not least <= size <= most:
                 raise refuse(
-                    f"section {name} holds {size:,} bytes, which its {num_nodes:,} nodes do not need"
+                    f"section {name} holds {size:,} bytes, which its {num_stored:,} nodes do not need"
                 )
 
         def words(name: str, least: int, most: int, spare: int) -> npt.NDArray[np.uint64]:
@@ -75,7 +84,7 @@ class StoredTrie:
             return array
 
         def labels(name: str) -> npt.NDArray[np.uint16]:
-            check(name, 2 * num_nodes, 2 * num_nodes)
+            check(name, 2 * num_stored, 2 * num_stored)
             return file.array(name, np.uint16, threads=threads)
 
         if file.has(layout.LABEL_DELTA) == file.has(layout.LABEL_LOW):
@@ -84,21 +93,21 @@ class StoredTrie:
             raise refuse(f"holds not one of {layout.TERMINAL} and {layout.INNER_TERMINAL}")
         if not file.has(layout.HIGH_FLAGS) == file.has(layout.LABEL_HIGH) == (high_width > 0):
             raise refuse("contradicts itself in the high parts of its labels")
-        louds = bits(layout.LOUDS, 2 * num_nodes - 1, SPARE_WORDS)
+        louds = bits(layout.LOUDS, 2 * num_stored - 1, SPARE_WORDS)
         label_low = label_delta = terminal = inner_terminal = None
         if file.has(layout.LABEL_DELTA):
             label_delta = labels(layout.LABEL_DELTA)
         else:
             label_low = labels(layout.LABEL_LOW)
         if file.has(layout.INNER_TERMINAL):
-            inner_terminal = words(layout.INNER_TERMINAL, 8, -(-num_nodes // 64) * 8, 0)
+            inner_terminal = words(layout.INNER_TERMINAL, 8, -(-num_stored // 64) * 8, 0)
         else:
-            terminal = bits(layout.TERMINAL, num_nodes)
+            terminal = bits(layout.TERMINAL, num_stored)
         high_flags = label_high = np.zeros(0, np.uint64)
         if high_width:
-            high_flags = bits(layout.HIGH_FLAGS, num_nodes)
-            high_bytes = -(-num_nodes * high_width // 64) * 8
-            label_high = words(layout.LABEL_HIGH, 8, high_bytes, SPARE_WORDS)
+            high_flags = bits(layout.HIGH_FLAGS, num_stored)
+            high_bytes = -(-num_stored * high_width // 64) * 8
+            label_high = words(layout.LABEL_HIGH, 8 if tails is None else 0, high_bytes, SPARE_WORDS)
         return cls(
             file.path,
             num_nodes,
@@ -111,4 +120,5 @@ class StoredTrie:
             inner_terminal,
             high_flags,
             label_high,
+            tails,
         )

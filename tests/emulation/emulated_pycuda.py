@@ -99,6 +99,9 @@ class EmulatedDriver(types.ModuleType):
 
             synchronize = record
 
+            def time_since(self, begin: Any) -> float:
+                return 0.25 * (self is not begin)
+
         class Device:
             def __init__(self, ordinal: int):
                 pass

@@ -47,8 +47,8 @@ def driver(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[Em
     cuda_pipeline._pinned_ranges.clear()
 
 
-def both(keys: list[tuple[int, ...]]) -> tuple[Index, Index]:
-    path = built(keys)
+def both(keys: list[tuple[int, ...]], **options: Any) -> tuple[Index, Index]:
+    path = built(keys, **options)
     return Index.open(path, engine="cpu"), Index.open(path, engine="cuda")
 
 
@@ -199,3 +199,17 @@ def test_device_arrays(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) 
     ):
         with pytest.raises(InputError, match=what):
             engine.search_arrays(wrong, DeviceGrid(logprobs), plan)  # type: ignore[attr-defined]
+
+
+def test_tails_and_the_time_of_the_kernels(driver: EmulatedDriver) -> None:
+    keys = [(*key, 1, 2, 3, 4) if number % 3 else key for number, key in enumerate(many_keys(300, 20, 9))]
+    whole = Index.open(built(keys), engine="cpu")
+    _, cuda = both(keys, tail="on")
+    assert cuda.meta["num_links"] > 50
+    tokens, logprobs = random_grids((3, 7, 16), 20, 2, 100)
+    plan = SearchPlan(beam_width=20)
+    assert cuda.search(tokens, logprobs, plan).identical(whole.search(tokens, logprobs, plan))
+    assert cuda.engine.last_kernel_ns is None
+    cuda.engine.times_kernels = True
+    assert cuda.search(tokens, logprobs, plan).identical(whole.search(tokens, logprobs, plan))
+    assert cuda.engine.last_kernel_ns == 250_000  # what the emulated clock says of any time

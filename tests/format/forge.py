@@ -99,18 +99,23 @@ def put_together(
     parts: Parts | list[Part],
     *,
     magic: bytes = b"\x89FTRIE\r\n",
-    version: int = 1,
+    version: int | None = None,
     kind: int = 1,
     byte_order: int = 0x0102_0304,
     frame_size: int = FRAME_SIZE,
     header_reserved: bytes = b"",
     **footer: Any,
 ) -> bytes:
-    """A whole file; ``footer`` overrides its fields: table_offset, num_sections, num_frames, file_size, …"""
+    """A whole file, of version 2 where it has tails.
+
+    ``footer`` overrides its fields: table_offset, num_sections, num_frames, file_size, …
+    """
+    rows = list(parts.values()) if isinstance(parts, dict) else parts
+    if version is None:
+        version = 2 if any(part.name == "tail_labels" for part in rows) else 1
     header = struct.pack("<8sHHII40s", magic, version, kind, byte_order, frame_size, header_reserved)
     data = bytearray(header + struct.pack("<I", zlib.crc32(header)))
     table, frame_table = b"", b""
-    rows = list(parts.values()) if isinstance(parts, dict) else parts
     for part in rows:
         data += b"\0" * (-len(data) % 64)
         offset = len(data) if part.offset is None else part.offset

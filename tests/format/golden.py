@@ -1,4 +1,4 @@
-"""Writes the golden files of the current format version that are missing; others are never touched.
+"""Writes the golden files of the current format versions that are missing; others are never touched.
 
 PYTHONPATH=. python tests/format/golden.py
 """
@@ -9,10 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from samples import CODECS, SMALL, build_sample, everything
+from samples import CODECS, SMALL, build_sample, everything, version_of
 
 from flashtrie_cli import Index
-from flashtrie_cli.format import layout
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "golden"
 
@@ -26,7 +25,7 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name in SMALL:
         for codec in CODECS:
-            path = FOLDER / f"v{layout.VERSION}-{name}-{codec}.ft"
+            path = FOLDER / f"v{version_of(name)}-{name}-{codec}.ft"
             if path.exists():
                 continue
             build_sample(name, codec, path)

@@ -10,6 +10,7 @@ import numpy as np
 
 from flashtrie_cli import BuildOptions, Index, build_index
 from flashtrie_cli.errors import IndexFileError
+from flashtrie_cli.format import layout
 from flashtrie_cli.keys.batch import KeyBatch
 from flashtrie_cli.keys.vocabulary import WordVocabulary
 
@@ -39,10 +40,20 @@ SAMPLES = {
         + [(a,) for a in range(700)]
         + [(a, 1) for a in range(100, 200)]
     ),
+    "tails": Sample(
+        [(7, 1, 2, 3), (8, 2, 3), (8, 70_000, 9, 9), (9,), (9, 4, 2, 3), (65_536, 1, 1, 300), (300, 5)],
+        [70, 80, 81, 90, 91, 100, 110],
+        options={"tail": "on"},
+    ),
     "empty": Sample([]),
 }
 CODECS = ("zstd", "raw")
 SMALL = [name for name in SAMPLES if name != "wide"]
+
+
+def version_of(name: str) -> int:
+    """Of the files that hold a sample."""
+    return layout.TAILS_VERSION if "tail" in SAMPLES[name].options else layout.VERSION
 
 
 def batch_of(keys: list[Key], values: list[Any] | None = None) -> KeyBatch:

@@ -12,6 +12,7 @@ from samples import CODECS, SAMPLES, SMALL, answers_or_none, build_sample
 
 from flashtrie_cli import Index
 from flashtrie_cli.errors import IndexFileError
+from flashtrie_cli.inspect import verify
 
 SEED = 20261130
 MUTATIONS = 10_000
@@ -79,13 +80,24 @@ def test_contents_swapped(sample: tuple[Path, bytes, object]) -> None:
             forged[one].stored, forged[other].stored = forged[other].stored, forged[one].stored
             path.write_bytes(put_together(forged))
             answers = answers_or_none(path)
-            assert answers is None or parts[one].stored == parts[other].stored, (one, other)
+            same = parts[one].stored == parts[other].stored
+            assert answers is None or same or is_seen_by_verify(path, other), (one, other)
             forged = take_apart(data)
             forged[one].name, forged[other].name = other, one
             path.write_bytes(put_together(forged))
             answers = answers_or_none(path)
             same = parts[one].raw() == parts[other].raw()
-            assert answers is None or answers == truth or same or one.startswith("label"), (one, other)
+            same = same or one.startswith("label") or is_seen_by_verify(path, other)
+            assert answers is None or answers == truth or same, (one, other)
+
+
+def is_seen_by_verify(path: Path, section: str) -> bool:
+    """Tails with other bits may be a sound trie of other keys; then its digest is another."""
+    if not section.startswith("tail"):
+        return False
+    with pytest.raises(IndexFileError):
+        verify(Index.open(str(path)))
+    return True
 
 
 def test_random_mutations(tmp_path: Path) -> None:

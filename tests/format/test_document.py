@@ -14,6 +14,7 @@ from flashtrie_cli.format import layout
 from flashtrie_cli.index import META_FIELDS
 from flashtrie_cli.keys.batch import KeyBatch
 from flashtrie_cli.trie.builder import MAX_NODES
+from flashtrie_cli.trie.tails import MAX_UNFOLDING, TAIL_FIELDS
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "format.md"
 TEXT = DOCUMENT.read_text()
@@ -65,7 +66,7 @@ def test_magics_and_sizes() -> None:
     assert f"`{layout.END_MAGIC.decode()}`" in TEXT
     assert f"`{layout.BYTE_ORDER:#010x}`" in TEXT
     assert f"| {layout.FRAME_SIZE}: raw bytes a frame holds |" in TEXT
-    assert f"format version {layout.VERSION}" in TEXT
+    assert f"format version {layout.VERSION}, and of version {layout.TAILS_VERSION}" in TEXT
     assert f"a multiple of {layout.ALIGNMENT}" in TEXT
     assert f"at most {layout.MAX_SECTIONS}" in TEXT
     assert f"up to {layout.MAX_JSON_SIZE >> 20} MiB" in TEXT
@@ -79,6 +80,8 @@ def test_kinds_codecs_sections_and_meta() -> None:
     assert list(documented) == list(layout.SECTION_NAMES)
     meta = {row[0].strip("`"): row[1] for row in table("field", "type", "meaning")}
     assert meta == {name: kind.__name__ for name, kind in META_FIELDS.items()}
+    tails = {row[0].strip("`"): row[1] for row in table("field of tails", "type", "meaning")}
+    assert tails == dict.fromkeys(TAIL_FIELDS, "int")
 
 
 def test_limits() -> None:
@@ -87,6 +90,8 @@ def test_limits() -> None:
     assert limits["nodes"] == limits["keys"] == "2^32 - 1"
     assert limits["token"] == "2^31 - 1"
     assert limits["sections"] == str(layout.MAX_SECTIONS)
+    assert limits["nodes in tails"].startswith(f"{MAX_UNFOLDING} ")
+    assert f"at most {MAX_UNFOLDING} nodes in tails" in TEXT
 
 
 def example(path: Path) -> bytes:

@@ -16,6 +16,7 @@
 #include "host/query.hpp"
 #include "host/scan.hpp"
 #include "host/search.hpp"
+#include "host/tails.hpp"
 
 using namespace flashtrie;
 
@@ -148,6 +149,75 @@ Stored build(const std::vector<Key>& keys) {
       restore_terminal(stored.louds.data(), stored.num_nodes, inner.data(), inner.size());
   CHECK(std::equal(terminal.begin(), terminal.end(), stored.terminal.data()));
   return stored;
+}
+
+// The tail store of a builder that cut them off, and the trie without them.
+struct StoredTails {
+  Stored trie;
+  Exact<uint64_t> flags, links, ends;
+  Exact<uint8_t> labels;
+  TailCounts counts;
+
+  TailArrays arrays() const {
+    TailArrays a;
+    a.link_flags = flags.data();
+    a.link_flag_words = flags.size();
+    a.links = links.data();
+    a.link_words = links.size();
+    while (((counts.num_labels - 1) >> a.link_width) > 0 || a.link_width == 0) ++a.link_width;
+    a.num_links = counts.num_links;
+    a.ends = ends.data();
+    a.end_words = ends.size();
+    a.labels = labels.data();
+    a.label_size = counts.label_size;
+    a.num_labels = counts.num_labels;
+    return a;
+  }
+};
+
+// Cut off and unfolded again it is the same trie; with damaged tails it is refused, or some trie.
+void fold(const std::vector<Key>& keys, const Stored& whole) {
+  BuilderOptions options;
+  options.temp_directory = "/tmp";
+  options.memory = below(2) ? 1 << 12 : 1 << 20;
+  options.is_compact = false;
+  options.tails = below(2) ? Tails::kOn : Tails::kBoth;
+  IndexBuilder builder(options);
+  for (const Key& key : keys) builder.add(key.data(), static_cast<uint32_t>(key.size()), 0, 0);
+  builder.finish([] {});
+  builder.use_tails(true);
+  StoredTails stored;
+  stored.counts = builder.counts().tails;
+  if (stored.counts.num_links == 0) return;
+  Stored& trie = stored.trie;
+  trie.high_width = builder.counts().high_width;
+  trie.num_nodes = builder.counts().num_nodes - stored.counts.num_nodes;
+  trie.louds = Exact<uint64_t>(section(builder, "louds"), kSpareWords);
+  trie.terminal = Exact<uint64_t>(section(builder, "terminal"));
+  trie.label_low = Exact<uint16_t>(section(builder, "label_low"));
+  trie.high_flags = Exact<uint64_t>(section(builder, "high_flags"));
+  trie.high_bits = Exact<uint64_t>(section(builder, "label_high"), trie.high_width > 0 ? kSpareWords : 0);
+  stored.flags = Exact<uint64_t>(section(builder, "link_flags"));
+  stored.links = Exact<uint64_t>(section(builder, "tail_links"), 1);
+  stored.ends = Exact<uint64_t>(section(builder, "tail_ends"));
+  stored.labels = Exact<uint8_t>(section(builder, "tail_labels"));
+  const WholeTrie unfolded = unfold_tails(trie.arrays(), stored.arrays(), whole.num_nodes);
+  CHECK(std::equal(whole.louds.data(), whole.louds.data() + whole.louds.size() - kSpareWords, unfolded.louds.begin()));
+  CHECK(std::equal(whole.terminal.data(), whole.terminal.data() + whole.terminal.size(), unfolded.terminal.begin()));
+  CHECK(std::equal(whole.label_low.data(), whole.label_low.data() + whole.label_low.size(), unfolded.label_low.begin()));
+  CHECK(unfolded.high_flags.size() == whole.high_flags.size());
+  CHECK(unfolded.label_high.size() == whole.high_bits.size());
+  for (int i = 0; i < 20; ++i) {
+    Exact<uint64_t>* words[] = {&stored.flags, &stored.links, &stored.ends, &trie.louds, &trie.high_flags};
+    Exact<uint64_t>& target = *words[below(5)];
+    const uint64_t bit = source();
+    target.flip(bit);
+    try {
+      unfold_tails(trie.arrays(), stored.arrays(), whole.num_nodes);
+    } catch (const InvalidTrie&) {
+    }
+    target.flip(bit);
+  }
 }
 
 // All keys of a trie by its own walk, some at a time.
@@ -328,6 +398,7 @@ int main(int argc, char** argv) {
     const uint64_t count = below(below(4) ? 40 : 3000), longest = below(4) ? 1 + below(6) : 80;
     for (uint64_t i = 0; i < count; ++i) keys.push_back(random_key(tokens, longest));
     Stored stored = build(keys);
+    fold(keys, stored);
     {
       const Trie trie(stored.arrays(), 1 + static_cast<int>(below(3)));
       const Keys found = walk(trie);
