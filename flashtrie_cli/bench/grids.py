@@ -106,6 +106,15 @@ class Grids:
     logprobs: F32
     targets: npt.NDArray[np.int64] | None = None
 
+    def at_least(self, count: int) -> Grids:
+        """The same, or ``count`` queries that repeat these: a call holds as many as its row says."""
+        here = len(self.tokens)
+        if here >= count:
+            return self
+        which = np.arange(count) % here
+        targets = None if self.targets is None else self.targets[which]
+        return Grids(self.tokens[which], self.logprobs[which], targets)
+
     def slots(self, count: int) -> Grids:
         """The best ``count`` slots of each row (rows fall by log-prob)."""
         return Grids(

@@ -165,6 +165,7 @@ def _measure_case(
     settings: Settings,
     tick: Callable[[float], None],
 ) -> dict[str, Samples]:
+    grids = grids.at_least(batch_size)
     works = {name: search_work(searcher, grids, plan, batch_size) for name, searcher in searchers.items()}
     if native_available():
         works[YARDSTICK] = yardstick_work(workload)

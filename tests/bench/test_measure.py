@@ -7,7 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from flashtrie_cli.bench.measure import BLOCK, Effort, measure
+from flashtrie_cli.bench.grids import Grids
+from flashtrie_cli.bench.measure import BLOCK, Effort, measure, search_work
 from flashtrie_cli.bench.quality import WrongAnswer, agreement, check_exact, quality
 from flashtrie_cli.bench.request import Request, parse_counts
 from flashtrie_cli.bench.run import first_queries
@@ -108,3 +109,21 @@ def test_requests_travel_through_json():
     assert Request(beam_widths=(100,)).conflicts(request) == []
     assert Request(beam_widths=(50,), seed=3).conflicts(request) == ["beam_widths", "seed"]
     assert Request().steady().systems == ("cpu", "marisa-opt")
+
+
+def test_a_batch_of_more_queries_than_there_are_repeats_them():
+    grids = Grids(*random_grids(1, 5, 2, 3, 50)[:2], np.arange(5))
+    assert grids.at_least(5) is grids
+    more = grids.at_least(13)
+    assert len(more.tokens) == len(more.logprobs) == 13
+    assert np.array_equal(more.tokens[10:], grids.tokens[:3])
+    assert more.targets is not None
+    assert more.targets.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2]
+    calls = []
+
+    class Searcher:
+        def search(self, tokens, logprobs, plan):
+            calls.append(len(tokens))
+
+    search_work(Searcher(), more, SearchPlan(beam_width=1), 13)(0)
+    assert calls == [13]
