@@ -1,0 +1,118 @@
+// Steps of a token trie on a GPU: what may follow a node, found by a warp.
+//
+//   question              dependent reads
+//   fan-out up to 32      3  node line, louds, labels
+//   more                  3 and one for each factor of 32 in the fan-out; 4 where the node has a dense row
+//   where a token leads   as many
+#pragma once
+#include "token_kernels.cuh"
+#include "trie.cuh"
+
+namespace flashtrie {
+
+constexpr uint32_t kDenseFanOut = 512;  // only nodes with more children have a dense row
+
+struct TrieChildren {
+  TrieView trie;
+  EndTokens ends;
+  DenseRows dense;
+  uint32_t vocab_size;
+
+  FT_DEVICE uint32_t ended() const { return trie.num_nodes; }
+
+  template <typename Tile>
+  FT_DEVICE bool mark(uint32_t state, const Tile& tile, uint32_t* marks) const {
+    const uint32_t own_end = ends.own();
+    if (state >= trie.num_nodes && !ends.after_end) return false;
+    const bool is_node = state < trie.num_nodes;
+    const ChildRange range = is_node ? child_range(trie, state) : ChildRange{0, 0};
+    if (range.fan_out() > kDenseFanOut) {
+      const uint32_t at = find_first(0, dense.num_nodes, state, [this](uint32_t i) { return dense.nodes[i]; });
+      if (at < dense.num_nodes && dense.nodes[at] == state) return mark_dense(tile, dense, at, marks);
+    }
+    const auto token = [this](uint32_t child) { return label(trie, child); };
+    const uint32_t child = range.first + simt::lane();
+    const uint32_t own = range.fan_out() <= 32 && child < range.last ? token(child) : kNothing;
+    const bool with_ends = !is_node || is_terminal(trie, state);
+    return mark_list(tile, own, range.first, range.last, token, ends, with_ends, own_end, marks);
+  }
+
+  // The state after a token, or kNoNode; by a warp. At the end of a key an end token ends, even if it labels a child.
+  FT_DEVICE uint32_t advance(uint32_t state, int64_t token) const {
+    if (state >= trie.num_nodes || token < 0 || token >= vocab_size) return kNoNode;
+    const uint32_t wanted = static_cast<uint32_t>(token);
+    bool is_end = false;
+#pragma unroll 1
+    for (uint32_t i = simt::lane(); i < ends.count; i += 32) is_end |= ends.tokens[i] == wanted;
+    if (simt::any(is_end) && is_terminal(trie, state)) return ended();
+    const ChildRange range = child_range(trie, state);
+    const uint32_t at = find_first(range.first, range.last, wanted, [this](uint32_t child) { return label(trie, child); });
+    return at < range.last && label(trie, at) == wanted ? at : kNoNode;
+  }
+};
+
+struct TrieAdvanceParams {
+  TrieChildren source;
+  TokenRows rows;    // of one token
+  uint32_t* states;  // rows.num_rows, replaced where the token is allowed
+  uint8_t* allowed;  // rows.num_rows, or null
+};
+
+struct TrieWalkParams {
+  TrieChildren source;
+  TokenRows rows;
+  uint32_t* states;  // rows.num_rows: the node after each row from the root, or kNoNode
+};
+
+struct TrieChildrenParams {
+  TrieChildren source;
+  const uint32_t* states;  // num_rows
+  uint32_t* tokens;        // [num_rows, capacity]: the children's tokens, ascending; what lies behind them stays
+  uint32_t* nodes;         // [num_rows, capacity]: and the children
+  uint32_t* counts;        // num_rows: the whole fan-out, even where it is more than the capacity
+  uint32_t num_rows;
+  uint32_t capacity;
+};
+
+FT_DEVICE void advance_in_trie(const TrieAdvanceParams& p) {
+  simt::release_next_kernel();
+  const uint32_t row = warp_of_grid();
+  if (row >= p.rows.num_rows) return;
+  simt::await_previous_kernel();
+  const uint32_t next = p.source.advance(p.states[row], p.rows.token(row, 0));
+  simt::sync_warp();  // all have read the state
+  if (simt::lane() != 0) return;
+  if (next != kNoNode) p.states[row] = next;
+  if (p.allowed != nullptr) p.allowed[row] = next != kNoNode;
+}
+
+FT_DEVICE void walk_trie(const TrieWalkParams& p) {
+  simt::release_next_kernel();
+  const uint32_t row = warp_of_grid();
+  if (row >= p.rows.num_rows) return;
+  simt::await_previous_kernel();
+  uint32_t state = 0;
+#pragma unroll 1
+  for (uint32_t at = 0; at < p.rows.length && state < p.source.ended(); ++at) state = p.source.advance(state, p.rows.token(row, at));
+  if (simt::lane() == 0) p.states[row] = state;
+}
+
+FT_DEVICE void list_children(const TrieChildrenParams& p) {
+  simt::release_next_kernel();
+  const uint32_t row = warp_of_grid();
+  if (row >= p.num_rows) return;
+  simt::await_previous_kernel();
+  const TrieView& trie = p.source.trie;
+  const uint32_t state = p.states[row];
+  const ChildRange range = state < trie.num_nodes ? child_range(trie, state) : ChildRange{0, 0};
+  if (simt::lane() == 0) p.counts[row] = range.fan_out();
+  const uint32_t count = range.fan_out() < p.capacity ? range.fan_out() : p.capacity;
+  const uint64_t begin = static_cast<uint64_t>(row) * p.capacity;
+#pragma unroll 1
+  for (uint32_t i = simt::lane(); i < count; i += 32) {
+    p.tokens[begin + i] = label(trie, range.first + i);
+    p.nodes[begin + i] = range.first + i;
+  }
+}
+
+}  // namespace flashtrie
