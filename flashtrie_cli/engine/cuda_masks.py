@@ -1,4 +1,4 @@
-"""Token masks on a GPU: a 32-byte record a node, made on the device from the lists. See `CudaTokens` for what it does."""
+"""Token masks on a GPU: a 32-byte record a node, made there from the lists. See `CudaTokens` for what it does."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ REJECTED = 0xFFFF_FFFF
 
 
 class TokenStates:
-    """``native``: the native object that answers; ``eos`` ascending; ``vocab_size``: the width of the model's logits."""
+    """``native``: the object that answers; ``eos`` ascending; ``vocab_size``: the width of the model's logits."""
 
     eos: tuple[int, ...]
     vocab_size: int

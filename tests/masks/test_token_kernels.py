@@ -62,6 +62,8 @@ def some_states(answers, extra: int) -> np.ndarray:
     """The root, the end, one past it, and others."""
     rng = np.random.default_rng(3)
     others = rng.integers(0, answers.ended, extra)
+    if not isinstance(answers, TokenMasks):
+        others = [*others, *answers.walk([[1, 1]]), *answers.walk([[2]])]  # fan-outs of 700 and 50
     return np.array([0, answers.ended, answers.ended + 5, 0xFFFF_FFFF, *others, 0], np.uint32)
 
 
@@ -217,7 +219,7 @@ def test_masks_advance_and_walk(machine, masks):
 
 def test_far_ways_are_walked(machine):
     """Members so many that a token leads further than an entry's distance can say."""
-    members = [f"{number:07d}" for number in range(0, 40_000)] + ["yes" * 100, "z"]
+    members = [f"{number:07d}" for number in range(40_000)] + ["yes" * 100, "z"]
     vocabulary = VOCABULARY
     masks = TokenMasks.from_strings(members, vocabulary, eos=[EOS], vocab_size=1 << 18)
     assert len(masks.arrays.far_entries) > 0
@@ -265,7 +267,7 @@ def test_the_widest_nodes_have_dense_rows(index):
     assert len(tokens) == steps.ended - 1
 
 
-def test_parameters_are_as_large_as_the_kernels_say(library, machine, masks, index):
+def test_parameters_are_as_large_as_the_kernels_say(token_kernels, machine, masks, index):
     sizes = (ctypes.c_uint64 * 10)()
     token_kernels.token_param_sizes(sizes)
     kinds = []
