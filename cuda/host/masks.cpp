@@ -148,10 +148,14 @@ void MaskSet::walk_each(const int64_t* tokens, size_t count, size_t length, size
 }
 
 MaskRows::MaskRows(const MaskSet& masks, size_t num_rows)
-    : masks_(masks), words_(num_rows * masks.num_words()), shown_(num_rows, masks.ended()) {}
+    : masks_(masks), words_((num_rows + masks.dense_nodes().size()) * masks.num_words()), shown_(num_rows, masks.ended()) {
+  forget();
+}
 
 void MaskRows::forget() {
-  std::fill(words_.begin(), words_.end(), 0);
+  uint32_t* const shared = words_.data() + num_rows() * masks_.num_words();
+  std::fill(words_.data(), shared, 0);
+  if (num_shared() > 0) memcpy(shared, masks_.dense_words().data(), masks_.dense_words().size() * sizeof(uint32_t));
   std::fill(shown_.begin(), shown_.end(), masks_.ended());
 }
 
@@ -161,7 +165,7 @@ void MaskRows::prefetch_words(EntryRange range, const uint32_t* row) const {
     __builtin_prefetch(row + entry_token(masks_.masks_, entry) / kMaskWordBits, 1);
 }
 
-void MaskRows::fill(const uint32_t* states, size_t count) {
+void MaskRows::show(const uint32_t* states, size_t count, int32_t* at) {
   const MaskView& view = masks_.masks_;
   EntryRange ranges[kGroup];
   for (size_t begin = 0; begin < count; begin += kGroup) {
@@ -177,10 +181,18 @@ void MaskRows::fill(const uint32_t* states, size_t count) {
       prefetch_words(entry_range(view, shown_[i]), row);
     }
     for (size_t i = begin; i < end; ++i) {
+      const uint32_t* const dense = masks_.dense_row(states[i], ranges[i - begin]);
+      if (at != nullptr) {
+        at[i] = static_cast<int32_t>(i);
+        if (dense != nullptr) {
+          at[i] = static_cast<int32_t>(num_rows() + (dense - masks_.dense_words().data()) / masks_.num_words());
+          continue;
+        }
+      }
       if (states[i] == shown_[i]) continue;
       uint32_t* const row = &words_[i * masks_.num_words()];
-      if (masks_.dense_row(states[i], ranges[i - begin]) != nullptr) {
-        masks_.fill(states[i], row);
+      if (dense != nullptr) {
+        memcpy(row, dense, masks_.num_words() * sizeof(uint32_t));
       } else {
         masks_.clear_bits(shown_[i], row);
         masks_.set_bits(ranges[i - begin], row);

@@ -215,8 +215,10 @@ class TokenMasks(TokenStates):
         """A bitmask of its own for a batch, the quickest way to fill one at every step.
 
         ``fill(states uint32 [n])`` shows the masks of the states in rows 0 to n - 1 of ``words``, an int32 array
-        [num_rows, num_words], and touches only the words that change. Whoever writes into ``words`` says so
-        with ``forget()``.
+        [num_rows, num_words], and touches only the words that change. ``share(states)`` does without copying even
+        that for states with long lists (the root, mostly): it returns int32 [n], and row ``at[i]`` of ``table`` shows
+        state i, where ``table`` is ``words`` and, behind them, the rows of those states. Whoever writes into ``words``
+        says so with ``forget()``.
         """
         return self.set.mask_rows(num_rows)
 
