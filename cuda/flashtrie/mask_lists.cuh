@@ -57,6 +57,22 @@ struct MaskLists {
     return mark_list(tile, own, first, first + count, token, ends, with_ends, own_end, marks);
   }
 
+  FT_DEVICE bool may_allow(uint32_t state, uint32_t low, uint32_t high) const {
+    const simt::Quad* record = reinterpret_cast<const simt::Quad*>(records + known(state));
+    const simt::Quad head = simt::load_quad(record), tail = simt::load_quad(record + 1);
+    const uint32_t own[kRecordEntries] = {head.z, head.w, tail.x, tail.y, tail.z, tail.w};
+    const uint32_t count = head.y;
+    if (count > kRecordEntries) return true;
+    bool found = false;
+#pragma unroll
+    for (uint32_t i = 0; i < kRecordEntries; ++i) {
+      const uint32_t token = own[i] >> hop_bits;
+      found |= i < count && token >= low && token < high;
+    }
+    const bool with_ends = (head.x & kTerminalBit) != 0 || (ends.after_end && state >= num_nodes);
+    return found || (with_ends && ends.any_in(low, high));
+  }
+
   // The state after a token, or kRejected; by a thread.
   FT_DEVICE uint32_t advance(uint32_t state, int64_t token) const {
     if (token < 0 || token >= vocab_size) return kRejected;

@@ -1,7 +1,8 @@
 // What masks of strings and steps of a token trie do alike: a batch of states, and the tokens that each allows, as
 // logits with minus infinity over the others or as rows of mask words. A source says what a state allows:
 //
-//   bool source.mark(state, tile, marks)   by a warp; false, with nothing marked, where that is nothing
+//   bool source.mark(state, tile, marks)      by a warp; false, with nothing marked, where that is nothing
+//   bool source.may_allow(state, low, high)   by a thread; false only where nothing in [low, high) is allowed
 #pragma once
 #include "logit_tiles.cuh"
 #include "token_marks.cuh"
@@ -59,6 +60,46 @@ FT_DEVICE void apply_tokens(const ApplyParams<Source>& p, uint32_t* shared) {
     tile.keep(marks);
   else
     tile.clear();
+}
+
+// A warp many tiles, for batches that write more than the cache holds: reads among the writes cost the memory more
+// than their bytes, so a warp first looks at up to 32 tiles at once, a lane each, does those that may keep something,
+// and then clears the others. `shared`: kWords for each warp.
+template <typename Type, int kVectors, typename Source>
+FT_DEVICE void stream_tokens(const ApplyParams<Source>& p, uint32_t* shared) {
+  using Tile = LogitTile<Type, kVectors>;
+  simt::release_next_kernel();
+  uint32_t* const marks = shared + (simt::thread() / 32) * Tile::kWords;
+  const uint32_t num_warps = simt::num_blocks() * (simt::num_threads() / 32);
+  const uint32_t num_items = p.batch.num_rows * p.batch.num_tiles;
+  const auto tile_of = [&p](uint32_t item) {
+    const uint32_t row = p.batch.row_of(item);
+    return Tile(p.batch, row, item - row * p.batch.num_tiles);
+  };
+  simt::await_previous_kernel();
+#pragma unroll 1
+  for (uint32_t first = warp_of_grid(); first < num_items; first += 32 * num_warps) {
+    const uint32_t item = first + simt::lane() * num_warps;
+    uint32_t state = 0;
+    bool may_keep = false;
+    if (item < num_items) {
+      state = p.states[p.batch.row_of(item)];
+      const Tile tile = tile_of(item);
+      may_keep = p.source.may_allow(state, tile.low, tile.high);
+    }
+    uint32_t clear = simt::ballot(item < num_items);
+#pragma unroll 1
+    for (uint32_t left = simt::ballot(may_keep); left != 0; left &= left - 1) {
+      const uint32_t at = simt::lowest_one(left);
+      const Tile tile = tile_of(first + at * num_warps);
+      if (!p.source.mark(simt::shuffle(state, at), tile, marks)) continue;
+      tile.keep(marks);
+      simt::sync_warp();  // the marks are read
+      clear &= ~(1u << at);
+    }
+#pragma unroll 1
+    for (; clear != 0; clear &= clear - 1) tile_of(first + simt::lowest_one(clear) * num_warps).clear();
+  }
 }
 
 // A warp a tile of mask words.

@@ -10,6 +10,7 @@
 
 namespace flashtrie {
 
+constexpr uint32_t kFewChildren = 8;    // looked at by a single thread
 constexpr uint32_t kDenseFanOut = 512;  // only nodes with more children have a dense row
 
 struct TrieChildren {
@@ -35,6 +36,19 @@ struct TrieChildren {
     const uint32_t own = range.fan_out() <= 32 && child < range.last ? token(child) : kNothing;
     const bool with_ends = !is_node || is_terminal(trie, state);
     return mark_list(tile, own, range.first, range.last, token, ends, with_ends, own_end, marks);
+  }
+
+  FT_DEVICE bool may_allow(uint32_t state, uint32_t low, uint32_t high) const {
+    if (state >= trie.num_nodes) return ends.after_end && ends.any_in(low, high);
+    const ChildRange range = child_range(trie, state);
+    if (range.fan_out() > kFewChildren) return true;
+    bool found = false;
+#pragma unroll 1
+    for (uint32_t child = range.first; child < range.last; ++child) {
+      const uint32_t token = label(trie, child);
+      found |= token >= low && token < high;
+    }
+    return found || (is_terminal(trie, state) && ends.any_in(low, high));
   }
 
   // The state after a token, or kNoNode; by a warp. At the end of a key an end token ends, even if it labels a child.

@@ -9,7 +9,7 @@ import numpy as np
 from transformers import LogitsProcessor
 
 from flashtrie_cli.errors import UsageError
-from flashtrie_cli.query.mask_scatter import allowed_pairs, device_answers, keep_only
+from flashtrie_cli.query.mask_scatter import allowed_pairs, device_answers, keep_only, masked_on_device
 from flashtrie_cli.query.token_masks import REJECTED, TokenMasks
 from flashtrie_cli.query.trie_steps import TrieSteps
 
@@ -44,7 +44,7 @@ class MaskLogitsProcessor(LogitsProcessor):
         answer = input_ids[:, self.prompt_length :]
         device = device_answers(self.masks, scores)
         if device is not None:
-            return _masked_on_device(device, answer, scores)
+            return masked_on_device(device, answer, scores)
         states = _states_of(self.masks, answer)
         return keep_only(scores, *allowed_pairs(self.masks, states, eos_when_ended=True))
 
@@ -59,17 +59,6 @@ def prefix_allowed_tokens(
         return masks.allowed(state).tolist() or list(masks.eos)
 
     return allowed
-
-
-def _masked_on_device(device: Any, token_rows: Any, scores: Any) -> Any:
-    import torch
-
-    stream = torch.cuda.current_stream(scores.device)
-    states = torch.empty(len(token_rows), dtype=torch.int32, device=scores.device)
-    device.walk(token_rows, states, stream)
-    masked = scores.clone(memory_format=torch.contiguous_format)
-    device.apply(masked, states, stream, eos_when_ended=True)
-    return masked
 
 
 def _states_of(masks: TokenMasks | TrieSteps, token_rows: Any) -> np.ndarray:

@@ -43,6 +43,21 @@ def device_answers(masks: TokenMasks | TrieSteps, logits: Any) -> Any:
         return None
 
 
+def masked_on_device(device: Any, token_rows: Any, scores: Any) -> Any:
+    """A tensor like ``scores`` [batch, vocab], masked after the rows of tokens [batch, length]; all on the device.
+
+    Rows past their end, and rows that left the set, keep their end-of-sequence ids.
+    """
+    import torch
+
+    stream = torch.cuda.current_stream(scores.device)
+    states = torch.empty(len(token_rows), dtype=torch.int32, device=scores.device)
+    device.walk(token_rows, states, stream)
+    masked = scores.clone(memory_format=torch.contiguous_format)
+    device.apply(masked, states, stream, eos_when_ended=True)
+    return masked
+
+
 def keep_only(scores: Any, rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> Any:
     """A tensor like ``scores`` [batch, vocab], minus infinity everywhere but at the pairs."""
     import torch

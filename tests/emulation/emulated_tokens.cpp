@@ -25,8 +25,15 @@ int run_apply(const Launch& launch) {
   return launch.run(LogitTile<Type, kVectors>::kWords, [&](uint32_t* shared) { apply_tokens<Type, kVectors>(p, shared); });
 }
 
+template <typename Source, typename Type, int kVectors>
+int run_stream(const Launch& launch) {
+  const auto& p = *static_cast<const ApplyParams<Source>*>(launch.params);
+  return launch.run(LogitTile<Type, kVectors>::kWords, [&](uint32_t* shared) { stream_tokens<Type, kVectors>(p, shared); });
+}
+
 template <typename Source, typename Type>
 int run_apply(const Launch& launch, int vectors) {
+  if (vectors == 4) return run_stream<Source, Type, 4>(launch);
   if (vectors == 1) return run_apply<Source, Type, 1>(launch);
   if (vectors == 8) return run_apply<Source, Type, 8>(launch);
   return 2;

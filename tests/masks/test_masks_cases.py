@@ -343,7 +343,11 @@ def test_states_with_long_lists_share_a_row():
     rows = masks.rows(3)
     want = masks.bitmask(3)
     inner = int(masks.walk_bytes(b"ye"))
-    for states, at in [([0, inner, 0], [3, 1, 3]), ([inner, 0, masks.ended], [0, 3, 2]), ([0, 0, inner], [3, 3, 2])]:
+    for states, at in [
+        ([0, inner, 0], [3, 1, 3]),
+        ([inner, 0, masks.ended], [0, 3, 2]),
+        ([0, 0, inner], [3, 3, 2]),
+    ]:
         assert rows.share(np.array(states, np.uint32)).tolist() == at
         masks.fill(states, want)
         assert np.array_equal(rows.table[at], want)

@@ -246,3 +246,97 @@ def test_launches_that_overlap_wait_for_one_another(masks):
         torch.cuda.synchronize()
         for (_, kept), batch in zip(steps, logits, strict=True):
             assert np.array_equal((batch == 0).cpu().numpy(), kept)
+
+
+@pytest.mark.gpu
+def test_scores_of_a_generation_are_masked_where_they_are(answers):
+    """What the processor for transformers does on a GPU, against its lists on the CPU."""
+    torch = gpu_torch()
+    from flashtrie_cli.query.mask_scatter import allowed_pairs, device_answers, keep_only, masked_on_device
+
+    rng, rows = random.Random(8), []
+    for _ in range(40):
+        row, state = [9, 9, 9], 0
+        while len(row) < 9:
+            ids = answers.allowed(state)
+            row.append(
+                int(rng.choice(ids)) if len(ids) and rng.random() > 0.1 else rng.randrange(answers.vocab_size)
+            )
+            state = int(answers.advance([state], [row[-1]])[0][0])
+        rows.append(row)
+    scores = torch.randn((40, answers.vocab_size), device="cuda")
+    walked = torch.tensor(rows, device="cuda")[:, 3:]
+    device = device_answers(answers, scores)
+    assert device is answers.on_device()
+    assert device_answers(answers, scores.cpu()) is None
+    assert device_answers(answers, scores.double()) is None
+    states = np.minimum(answers.walk(walked.cpu().numpy()), answers.ended)
+    assert {answers.ended} < set(states.tolist())
+    want = keep_only(scores, *allowed_pairs(answers, states, eos_when_ended=True))
+    kept = scores.clone()
+    assert torch.equal(masked_on_device(device, walked, scores), want)
+    assert torch.equal(scores, kept)
+
+
+@pytest.mark.gpu
+def test_vllm_requests_are_masked_on_the_gpu(masks, tmp_path, monkeypatch):
+    torch = gpu_torch()
+    from flashtrie_cli.query import vllm_masks
+
+    path = tmp_path / "set.ftrie"
+    masks.save(str(path))
+    monkeypatch.setenv(vllm_masks.ENVIRONMENT, f"set={path}")
+    processor = vllm_masks.MaskLogitsProcessor(None, torch.device("cuda"), True)
+    first = int(masks.allowed(0)[5])
+    outputs = {1: [], 4: [first], 2: [first, -1]}
+
+    class Params:
+        extra_args = {vllm_masks.ARGUMENT: "set"}
+
+    class Update:
+        removed, moved = (), ()
+        added = [(index, Params, None, output) for index, output in outputs.items()]
+
+    processor.update_state(Update)
+    logits = torch.randn((6, masks.vocab_size + 5), device="cuda")
+    want = logits.clone()
+    for index, output in outputs.items():
+        ids = (
+            masks.eos
+            if -1 in output
+            else masks.allowed(int(masks.walk([output])[0]) if output else 0).tolist()
+        )
+        want[index] = float("-inf")
+        want[index, list(ids)] = logits[index, list(ids)]
+    assert processor.apply(logits) is logits
+    assert torch.equal(logits, want)
+
+
+@pytest.mark.gpu
+def test_a_model_on_the_gpu_says_keys_only(index):
+    """A tiny recurrent model, sampled: model, masks and steps on the device, nothing copied until the end."""
+    torch = gpu_torch()
+    torch.manual_seed(0)
+    vocab_size, eos, batch = 70_301, 70_300, 200
+    steps = index.steps(eos=[eos], vocab_size=vocab_size)
+    device = steps.on_device()
+    embed = torch.nn.Embedding(vocab_size, 8, device="cuda")
+    cell, head = torch.nn.GRUCell(8, 8, device="cuda"), torch.nn.Linear(8, vocab_size, device="cuda")
+    states = torch.zeros(batch, dtype=torch.int32, device="cuda")
+    tokens = torch.full((batch,), eos, device="cuda")
+    hidden, said = torch.zeros((batch, 8), device="cuda"), []
+    with torch.no_grad():
+        for _ in range(7):
+            hidden = cell(embed(tokens), hidden)
+            logits = head(hidden)
+            device.apply(logits, states, torch.cuda.current_stream(), eos_when_ended=True)
+            tokens = torch.multinomial(torch.softmax(logits, -1), 1)[:, 0].contiguous()
+            device.advance(states, tokens, None, torch.cuda.current_stream())
+            said.append(tokens)
+    rows = torch.stack(said, 1).cpu().numpy()
+    assert (states == steps.ended).all()
+    for row in rows.tolist():
+        key = row[: row.index(eos)]
+        assert set(row[len(key) :]) == {eos}
+        assert steps.walk([[*key, eos]])[0] == steps.ended
+    assert len({tuple(row) for row in rows.tolist()}) > 50
