@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import types
 
 import numpy as np
 import pytest
@@ -290,14 +291,9 @@ def test_vllm_requests_are_masked_on_the_gpu(masks, tmp_path, monkeypatch):
     first = int(masks.allowed(0)[5])
     outputs = {1: [], 4: [first], 2: [first, -1]}
 
-    class Params:
-        extra_args = {vllm_masks.ARGUMENT: "set"}
-
-    class Update:
-        removed, moved = (), ()
-        added = [(index, Params, None, output) for index, output in outputs.items()]
-
-    processor.update_state(Update)
+    params = types.SimpleNamespace(extra_args={vllm_masks.ARGUMENT: "set"})
+    added = [(index, params, None, output) for index, output in outputs.items()]
+    processor.update_state(types.SimpleNamespace(removed=(), moved=(), added=added))
     logits = torch.randn((6, masks.vocab_size + 5), device="cuda")
     want = logits.clone()
     for index, output in outputs.items():
