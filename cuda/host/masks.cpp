@@ -6,8 +6,10 @@
 namespace flashtrie {
 namespace {
 
-// Rows longer than this get a dense copy: copying 16 KiB costs about what setting 250 bits does.
-constexpr uint32_t kDenseLength = 256;
+// Rows longer than this may get a dense copy, which batches share and the GPU reads.
+constexpr uint32_t kDenseLength = 32;
+// Of those, rows longer than this are filled by copying it: 16 KiB cost about what setting 250 bits does.
+constexpr uint32_t kCopiedLength = 256;
 // All dense copies together, so that a large set does not pay for its few hundred long rows in memory.
 constexpr size_t kDenseBytes = size_t(1) << 20;
 // States looked at together, so that their cache misses overlap.
@@ -79,6 +81,11 @@ const uint32_t* MaskSet::dense_row(uint32_t state, EntryRange range) const {
   return &dense_words_[static_cast<size_t>(found - dense_nodes_.begin()) * num_words_];
 }
 
+// Whose row is copied rather than set bit by bit.
+const uint32_t* MaskSet::copied_row(uint32_t state, EntryRange range) const {
+  return range.last - range.first > kCopiedLength ? dense_row(state, range) : nullptr;
+}
+
 void MaskSet::set_bits(EntryRange range, uint32_t* row) const {
   for (uint32_t entry = range.first; entry < range.last; ++entry) set_bit(row, entry_token(masks_, entry));
   if (range.terminal)
@@ -87,7 +94,7 @@ void MaskSet::set_bits(EntryRange range, uint32_t* row) const {
 
 void MaskSet::clear_bits(uint32_t state, uint32_t* row) const {
   const EntryRange range = entry_range(masks_, state);
-  if (range.last - range.first > kDenseLength) {
+  if (range.last - range.first > kCopiedLength) {
     memset(row, 0, num_words_ * sizeof(uint32_t));
     return;
   }
@@ -98,7 +105,7 @@ void MaskSet::clear_bits(uint32_t state, uint32_t* row) const {
 
 void MaskSet::fill(uint32_t state, uint32_t* row) const {
   const EntryRange range = entry_range(masks_, state);
-  if (const uint32_t* dense = dense_row(state, range)) {
+  if (const uint32_t* dense = copied_row(state, range)) {
     memcpy(row, dense, num_words_ * sizeof(uint32_t));
     return;
   }
@@ -181,21 +188,20 @@ void MaskRows::show(const uint32_t* states, size_t count, int32_t* at) {
       prefetch_words(entry_range(view, shown_[i]), row);
     }
     for (size_t i = begin; i < end; ++i) {
-      const uint32_t* const dense = masks_.dense_row(states[i], ranges[i - begin]);
+      const EntryRange range = ranges[i - begin];
       if (at != nullptr) {
-        at[i] = static_cast<int32_t>(i);
-        if (dense != nullptr) {
-          at[i] = static_cast<int32_t>(num_rows() + (dense - masks_.dense_words().data()) / masks_.num_words());
-          continue;
-        }
+        const uint32_t* const dense = masks_.dense_row(states[i], range);
+        const ptrdiff_t shared = dense == nullptr ? 0 : (dense - masks_.dense_words().data()) / masks_.num_words();
+        at[i] = static_cast<int32_t>(dense == nullptr ? i : num_rows() + shared);
+        if (dense != nullptr) continue;
       }
       if (states[i] == shown_[i]) continue;
       uint32_t* const row = &words_[i * masks_.num_words()];
-      if (dense != nullptr) {
-        memcpy(row, dense, masks_.num_words() * sizeof(uint32_t));
+      if (const uint32_t* copied = masks_.copied_row(states[i], range)) {
+        memcpy(row, copied, masks_.num_words() * sizeof(uint32_t));
       } else {
         masks_.clear_bits(shown_[i], row);
-        masks_.set_bits(ranges[i - begin], row);
+        masks_.set_bits(range, row);
       }
       shown_[i] = states[i];
     }

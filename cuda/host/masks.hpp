@@ -43,6 +43,7 @@ class MaskSet {
  private:
   friend class MaskRows;
   const uint32_t* dense_row(uint32_t state, EntryRange range) const;
+  const uint32_t* copied_row(uint32_t state, EntryRange range) const;
   void set_bits(EntryRange range, uint32_t* row) const;
   void clear_bits(uint32_t state, uint32_t* row) const;
 

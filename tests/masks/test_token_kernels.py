@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import random
+import types
+from typing import Any
 
 import numpy as np
 import pytest
 from emulated_tokens import MINUS_INFINITY, TYPESTRS, DeviceNumpy, Machine
-from masks_world import EOS, EOT, random_states, trap_vocabulary
+from masks_world import EOS, EOT, FIRST_BYTE, random_states, trap_vocabulary
 
 from flashtrie_cli.engine import cuda_masks, cuda_trie_steps
 from flashtrie_cli.index import Index
@@ -26,18 +28,23 @@ def machine(request, token_kernels, monkeypatch) -> Machine:
     return Machine(token_kernels, monkeypatch, arch=request.param)
 
 
-def wide_masks(eos) -> TokenMasks:
+@pytest.fixture(scope="module", params=[[EOS, EOT], MANY_EOS], ids=["2 ends", "38 ends"])
+def masks(request) -> TokenMasks:
     """Lists of all lengths: the root allows every byte and more, some nodes 40 tokens, most a few."""
     members = MEMBERS + [bytes([first, second]) for first in range(256) for second in (7, 200)]
     members += [b"q" + bytes([byte]) for byte in range(10, 50)]
-    masks = TokenMasks.from_strings(members, VOCABULARY, eos=eos, vocab_size=len(VOCABULARY) + 59)
-    assert masks.set.dense_nodes.tolist() == [0]
+    masks = TokenMasks.from_strings(members, VOCABULARY, eos=request.param, vocab_size=len(VOCABULARY) + 59)
+    assert masks.set.dense_nodes.tolist() == [0, *masks.walk([[FIRST_BYTE + ord("q")]])]
     return masks
 
 
-@pytest.fixture(scope="module", params=[[EOS, EOT], MANY_EOS], ids=["2 ends", "38 ends"])
-def masks(request) -> TokenMasks:
-    return wide_masks(request.param)
+def without_dense_rows(masks: TokenMasks) -> Any:
+    """What stands for a set whose long lists have no dense rows, because others are longer."""
+    found = types.SimpleNamespace(dense_nodes=np.zeros(0, np.uint32), dense_words=np.zeros(0, np.uint32))
+    found.num_words, found.hop_bits = masks.num_words, masks.set.hop_bits
+    return types.SimpleNamespace(
+        arrays=masks.arrays, set=found, eos=masks.eos, num_nodes=masks.num_nodes, vocab_size=masks.vocab_size
+    )
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +136,10 @@ def test_masked_logits(token_kernels, monkeypatch, masks, dtype, num_multiproces
         assert stream == 77
     check_apply(machine, device, masks, states, dtype, masks.vocab_size, 0, 0, eos_when_ended=True)
     check_apply(machine, device, masks, states[:1], dtype, 3, 1, 0)
+    listed = np.array([0, *masks.walk([[FIRST_BYTE + ord("q")]]), 0], np.uint32)
+    check_apply(
+        machine, machine.masks(without_dense_rows(masks)), masks, listed, dtype, masks.vocab_size, 0, 0
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
