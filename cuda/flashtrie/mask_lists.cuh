@@ -15,6 +15,7 @@
 namespace flashtrie {
 
 constexpr uint32_t kRecordEntries = 6;
+constexpr uint32_t kLongList = 256;
 
 struct alignas(32) MaskRecord {
   uint32_t first;  // of the node's entries, with the terminal bit
@@ -34,11 +35,13 @@ struct MaskLists {
   uint32_t num_far;
   uint32_t vocab_size;
   int32_t hop_bits;
+  uint32_t root_row;  // the root's dense row, or kNothing
 
   FT_DEVICE uint32_t known(uint32_t state) const { return state < num_nodes ? state : num_nodes; }
 
   template <typename Tile>
   FT_DEVICE bool mark(uint32_t state, const Tile& tile, uint32_t* marks) const {
+    if (state == 0 && root_row != kNothing) return mark_dense(tile, dense, root_row, marks);
     const uint32_t own_end = ends.own(), lane = simt::lane();
     const uint32_t* record = reinterpret_cast<const uint32_t*>(records + known(state));
     const uint32_t word = record[lane % 8];  // lane l of the first eight: word l
@@ -57,20 +60,8 @@ struct MaskLists {
     return mark_list(tile, own, first, first + count, token, ends, with_ends, own_end, marks);
   }
 
-  FT_DEVICE bool may_allow(uint32_t state, uint32_t low, uint32_t high) const {
-    const simt::Quad* record = reinterpret_cast<const simt::Quad*>(records + known(state));
-    const simt::Quad head = simt::load_quad(record), tail = simt::load_quad(record + 1);
-    const uint32_t own[kRecordEntries] = {head.z, head.w, tail.x, tail.y, tail.z, tail.w};
-    const uint32_t count = head.y;
-    if (count > kRecordEntries) return true;
-    bool found = false;
-#pragma unroll
-    for (uint32_t i = 0; i < kRecordEntries; ++i) {
-      const uint32_t token = own[i] >> hop_bits;
-      found |= i < count && token >= low && token < high;
-    }
-    const bool with_ends = (head.x & kTerminalBit) != 0 || (ends.after_end && state >= num_nodes);
-    return found || (with_ends && ends.any_in(low, high));
+  FT_DEVICE bool is_long(uint32_t state) const {
+    return state == 0 || simt::load_quad(records + known(state)).y > kLongList;
   }
 
   // The state after a token, or kRejected; by a thread.

@@ -2,7 +2,7 @@
 // logits with minus infinity over the others or as rows of mask words. A source says what a state allows:
 //
 //   bool source.mark(state, tile, marks)      by a warp; false, with nothing marked, where that is nothing
-//   bool source.may_allow(state, low, high)   by a thread; false only where nothing in [low, high) is allowed
+//   bool source.is_long(state)                by a thread; whether it allows so much that most tiles hold some of it
 #pragma once
 #include "logit_tiles.cuh"
 #include "token_marks.cuh"
@@ -11,12 +11,14 @@ namespace flashtrie {
 
 constexpr int kTileThreads = 256;
 constexpr int kTileWarps = kTileThreads / 32;
+constexpr int kTileBlocks = 8;  // of a multiprocessor at a time: all the threads that it holds
 
 template <typename Source>
 struct ApplyParams {
   Source source;
   LogitBatch batch;
   const uint32_t* states;  // batch.num_rows
+  uint32_t num_long_blocks;
 };
 
 template <typename Source>
@@ -46,60 +48,68 @@ struct TokenRows {
 
 FT_DEVICE uint32_t warp_of_grid() { return simt::block() * (simt::num_threads() / 32) + simt::thread() / 32; }
 
-// A warp a tile of logits. `shared`: kWords for each warp.
-template <typename Type, int kVectors, typename Source>
-FT_DEVICE void apply_tokens(const ApplyParams<Source>& p, uint32_t* shared) {
-  using Tile = LogitTile<Type, kVectors>;
-  simt::release_next_kernel();
-  const uint32_t item = warp_of_grid(), row = p.batch.row_of(item);
-  if (row >= p.batch.num_rows) return;
-  uint32_t* const marks = shared + (simt::thread() / 32) * Tile::kWords;
-  simt::await_previous_kernel();
-  const Tile tile(p.batch, row, item - row * p.batch.num_tiles);
-  if (p.source.mark(p.states[row], tile, marks))
+// A tile of logits, by a warp.
+template <typename Tile, typename Source>
+FT_DEVICE void apply_tile(const Source& source, uint32_t state, const Tile& tile, uint32_t* marks) {
+  if (source.mark(state, tile, marks))
     tile.keep(marks);
   else
     tile.clear();
 }
 
-// A warp many tiles, for batches that write more than the cache holds: reads among the writes cost the memory more
-// than their bytes, so a warp first looks at up to 32 tiles at once, a lane each, does those that may keep something,
-// and then clears the others. `shared`: kWords for each warp.
+// Shared memory of a block.
+template <typename Tile>
+struct ApplyShared {
+  uint32_t marks[kTileWarps][Tile::kWords];
+  uint32_t rows[kTileThreads];   // with long lists, of those that a block looks at together
+  uint32_t counts[kTileWarps];  // of them, by the warp that found them
+};
+
+// The rows with long lists, by the blocks that come first.
+template <typename Tile, typename Source>
+FT_DEVICE void apply_long_rows(const ApplyParams<Source>& p, ApplyShared<Tile>& shared) {
+  const uint32_t warp = simt::thread() / 32;
+#pragma unroll 1
+  for (uint32_t first = 0; first < p.batch.num_rows; first += kTileThreads) {
+    const uint32_t row = first + simt::thread();
+    const bool is_long = row < p.batch.num_rows && p.source.is_long(p.states[row]);
+    const uint32_t votes = simt::ballot(is_long);
+    if (simt::lane() == 0) shared.counts[warp] = simt::count_ones(votes);
+    simt::sync_block();
+    uint32_t before = 0, num_long = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kTileWarps; ++i) {
+      before += i < warp ? shared.counts[i] : 0;
+      num_long += shared.counts[i];
+    }
+    if (is_long) shared.rows[before + simt::count_ones(votes & simt::lanes_below())] = row;
+    simt::sync_block();
+    const uint32_t num_items = num_long * p.batch.num_tiles;
+#pragma unroll 1
+    for (uint32_t item = warp_of_grid(); item < num_items; item += p.num_long_blocks * kTileWarps) {
+      const uint32_t which = p.batch.row_of(item), found = shared.rows[which];
+      const Tile tile(p.batch, found, item - which * p.batch.num_tiles);
+      apply_tile(p.source, p.states[found], tile, shared.marks[warp]);
+      simt::sync_warp();  // the marks are read
+    }
+    simt::sync_block();
+  }
+}
+
+// A warp a tile. Where a batch writes more than the second-level cache holds, reads among the writes cost the memory
+// far more than their bytes (measured: 8 us for 4 MB), so the first num_long_blocks blocks begin with the rows that need
+// many reads, and the others leave those out.
 template <typename Type, int kVectors, typename Source>
-FT_DEVICE void stream_tokens(const ApplyParams<Source>& p, uint32_t* shared) {
+FT_DEVICE void apply_tokens(const ApplyParams<Source>& p, ApplyShared<LogitTile<Type, kVectors>>& shared) {
   using Tile = LogitTile<Type, kVectors>;
   simt::release_next_kernel();
-  uint32_t* const marks = shared + (simt::thread() / 32) * Tile::kWords;
-  const uint32_t num_warps = simt::num_blocks() * (simt::num_threads() / 32);
-  const uint32_t num_items = p.batch.num_rows * p.batch.num_tiles;
-  const auto tile_of = [&p](uint32_t item) {
-    const uint32_t row = p.batch.row_of(item);
-    return Tile(p.batch, row, item - row * p.batch.num_tiles);
-  };
   simt::await_previous_kernel();
-#pragma unroll 1
-  for (uint32_t first = warp_of_grid(); first < num_items; first += 32 * num_warps) {
-    const uint32_t item = first + simt::lane() * num_warps;
-    uint32_t state = 0;
-    bool may_keep = false;
-    if (item < num_items) {
-      state = p.states[p.batch.row_of(item)];
-      const Tile tile = tile_of(item);
-      may_keep = p.source.may_allow(state, tile.low, tile.high);
-    }
-    uint32_t clear = simt::ballot(item < num_items);
-#pragma unroll 1
-    for (uint32_t left = simt::ballot(may_keep); left != 0; left &= left - 1) {
-      const uint32_t at = simt::lowest_one(left);
-      const Tile tile = tile_of(first + at * num_warps);
-      if (!p.source.mark(simt::shuffle(state, at), tile, marks)) continue;
-      tile.keep(marks);
-      simt::sync_warp();  // the marks are read
-      clear &= ~(1u << at);
-    }
-#pragma unroll 1
-    for (; clear != 0; clear &= clear - 1) tile_of(first + simt::lowest_one(clear) * num_warps).clear();
-  }
+  if (simt::block() < p.num_long_blocks) return apply_long_rows<Tile>(p, shared);
+  const uint32_t item = warp_of_grid() - p.num_long_blocks * kTileWarps, row = p.batch.row_of(item);
+  if (row >= p.batch.num_rows) return;
+  const uint32_t state = p.states[row];
+  if (p.num_long_blocks > 0 && p.source.is_long(state)) return;
+  apply_tile(p.source, state, Tile(p.batch, row, item - row * p.batch.num_tiles), shared.marks[simt::thread() / 32]);
 }
 
 // A warp a tile of mask words.

@@ -32,13 +32,6 @@ struct EndTokens {
   uint32_t count;
   uint32_t after_end;  // not 0: allowed behind the end too, for loops that still draw from rows which have ended
 
-  FT_DEVICE bool any_in(uint32_t low, uint32_t high) const {
-    bool found = false;
-#pragma unroll 1
-    for (uint32_t i = 0; i < count; ++i) found |= tokens[i] >= low && tokens[i] < high;
-    return found;
-  }
-
   // The lane's, asked for before it is known whether they count.
   FT_DEVICE uint32_t own() const { return simt::lane() < count ? tokens[simt::lane()] : kNothing; }
 };

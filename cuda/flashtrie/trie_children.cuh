@@ -10,7 +10,6 @@
 
 namespace flashtrie {
 
-constexpr uint32_t kFewChildren = 8;    // looked at by a single thread
 constexpr uint32_t kDenseFanOut = 512;  // only nodes with more children have a dense row
 
 struct TrieChildren {
@@ -18,11 +17,13 @@ struct TrieChildren {
   EndTokens ends;
   DenseRows dense;
   uint32_t vocab_size;
+  uint32_t root_row;  // the root's dense row, or kNothing
 
   FT_DEVICE uint32_t ended() const { return trie.num_nodes; }
 
   template <typename Tile>
   FT_DEVICE bool mark(uint32_t state, const Tile& tile, uint32_t* marks) const {
+    if (state == 0 && root_row != kNothing) return mark_dense(tile, dense, root_row, marks);
     const uint32_t own_end = ends.own();
     if (state >= trie.num_nodes && !ends.after_end) return false;
     const bool is_node = state < trie.num_nodes;
@@ -38,17 +39,8 @@ struct TrieChildren {
     return mark_list(tile, own, range.first, range.last, token, ends, with_ends, own_end, marks);
   }
 
-  FT_DEVICE bool may_allow(uint32_t state, uint32_t low, uint32_t high) const {
-    if (state >= trie.num_nodes) return ends.after_end && ends.any_in(low, high);
-    const ChildRange range = child_range(trie, state);
-    if (range.fan_out() > kFewChildren) return true;
-    bool found = false;
-#pragma unroll 1
-    for (uint32_t child = range.first; child < range.last; ++child) {
-      const uint32_t token = label(trie, child);
-      found |= token >= low && token < high;
-    }
-    return found || (is_terminal(trie, state) && ends.any_in(low, high));
+  FT_DEVICE bool is_long(uint32_t state) const {
+    return state < trie.num_nodes && child_range(trie, state).fan_out() > kDenseFanOut;
   }
 
   // The state after a token, or kNoNode; by a warp. At the end of a key an end token ends, even if it labels a child.

@@ -10,7 +10,8 @@ namespace {
 constexpr uint32_t kDenseLength = 32;
 // Of those, rows longer than this are filled by copying it: 16 KiB cost about what setting 250 bits does.
 constexpr uint32_t kCopiedLength = 256;
-// All dense copies together, so that a large set does not pay for its few hundred long rows in memory.
+// All dense copies together, so that a large set does not pay for its few hundred long rows in memory; no more than the
+// lists take, either.
 constexpr size_t kDenseBytes = size_t(1) << 20;
 // States looked at together, so that their cache misses overlap.
 constexpr size_t kGroup = 32;
@@ -64,7 +65,9 @@ MaskSet::MaskSet(const MaskView& masks)
     const EntryRange range = entry_range(masks_, node);
     if (range.last - range.first > kDenseLength) long_rows.emplace_back(range.last - range.first, node);
   }
-  const size_t kept = std::min(long_rows.size(), std::max<size_t>(1, kDenseBytes / (num_words_ * sizeof(uint32_t))));
+  const size_t list_bytes = (masks_.num_nodes + size_t(masks_.rows[masks_.num_nodes])) * sizeof(uint32_t);
+  const size_t most = std::min(kDenseBytes, list_bytes) / (num_words_ * sizeof(uint32_t));
+  const size_t kept = std::min(long_rows.size(), std::max<size_t>(1, most));
   std::partial_sort(long_rows.begin(), long_rows.begin() + kept, long_rows.end(), [](const auto& a, const auto& b) {
     return a.first != b.first ? a.first > b.first : a.second < b.second;
   });

@@ -19,11 +19,16 @@ THREADS = 256
 WARPS = THREADS // 32
 MASK_TILE_WORDS = 128
 """Mask words that a warp writes (MaskTile)."""
-VECTORS = (1, 8)
+VECTORS = (1, 4)
 """16-byte vectors of logits that each lane of a warp writes, in a small batch and in a large one."""
 _VECTOR_BYTES = 32 * 16
 _RESIDENT_WARPS = 32
 """Warps of a multiprocessor that all write at once, if a batch is small."""
+LONG_FIRST_BYTES = 32 << 20
+"""A batch of more logits than this begins with the rows of long lists, so that reads do not mix with its writes."""
+LONG_BLOCKS_PER_MULTIPROCESSOR = 2
+"""Blocks that do."""
+NO_ROW = 0xFFFF_FFFF
 _LOGIT_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _MAX_TILES = (1 << 31) - 1
 _MAX_WIDTH = 1 << 30
@@ -106,7 +111,9 @@ class CudaTokens:
         self._num_multiprocessors = num_multiprocessors
         self._overlaps = arch >= _OVERLAPPING_ARCH
         kind = type(source)
-        self._apply_params = params_of(kind, batch=LogitBatch, states=pointer)
+        self._apply_params = params_of(
+            kind, batch=LogitBatch, states=pointer, num_long_blocks=ctypes.c_uint32
+        )
         self._fill_params = params_of(
             kind, states=pointer, words=pointer, row_stride=ctypes.c_int64, words_per_row=ctypes.c_uint32,
             num_rows=ctypes.c_uint32, num_tiles=ctypes.c_uint32,
@@ -135,8 +142,10 @@ class CudaTokens:
         vectors, batch = self._batch(found, num_rows, stride)
         batch.rows = None if chosen is None else chosen.pointer
         params = self._apply_params(source=self._told(eos_when_ended), batch=batch, states=held.pointer)
-        num_tiles = num_rows * batch.num_tiles
-        self.launch(f"apply_{found.dtype}_v{vectors}", -(-num_tiles // WARPS), params, stream)
+        if num_rows * width * _LOGIT_SIZES[found.dtype] > LONG_FIRST_BYTES:
+            params.num_long_blocks = LONG_BLOCKS_PER_MULTIPROCESSOR * self._num_multiprocessors
+        grid = -(-num_rows * batch.num_tiles // WARPS) + params.num_long_blocks
+        self.launch(f"apply_{found.dtype}_v{vectors}", grid, params, stream)
 
     def _batch(self, logits: DeviceArray, rows: int, stride: int) -> tuple[int, LogitBatch]:
         width = logits.shape[1]

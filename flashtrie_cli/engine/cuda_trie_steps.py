@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from flashtrie_cli.engine.cuda_draft import DeviceArray, TrieStruct, device_array
 from flashtrie_cli.engine.cuda_tokens import (
+    NO_ROW,
     WARPS,
     CudaTokens,
     DenseRows,
@@ -38,6 +39,7 @@ class TrieChildren(ctypes.Structure):
         ("ends", EndTokens),
         ("dense", DenseRows),
         ("vocab_size", ctypes.c_uint32),
+        ("root_row", ctypes.c_uint32),
     )
 
 
@@ -66,6 +68,7 @@ class CudaTrieSteps(CudaTokens):
         at = {name: int(memory) for name, memory in self._memory.items()}
         self._source.ends = EndTokens(at["eos"], len(ids), 0)
         self._source.dense = DenseRows(at["nodes"], at["words"], len(nodes), self.num_words)
+        self._source.root_row = 0 if 0 in nodes[:1] else NO_ROW
         kind = type(self._source)
         self._children_params = params_of(
             kind, states=pointer, tokens=pointer, nodes=pointer, counts=pointer, num_rows=ctypes.c_uint32,

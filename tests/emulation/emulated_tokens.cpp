@@ -13,29 +13,22 @@ struct Launch {
   const void* params;
   uint32_t num_blocks, num_threads, seed;
   template <typename Kernel>
-  int run(size_t mark_words, Kernel kernel) const {
-    const auto call = [&](unsigned char* shared) { kernel(reinterpret_cast<uint32_t*>(shared)); };
-    return simt::launch(num_blocks, 1, num_threads, kTileWarps * mark_words * 4, seed, call) ? 0 : 1;
+  int run(size_t shared_bytes, Kernel kernel) const {
+    return simt::launch(num_blocks, 1, num_threads, shared_bytes, seed, kernel) ? 0 : 1;
   }
 };
 
 template <typename Source, typename Type, int kVectors>
 int run_apply(const Launch& launch) {
+  using Shared = ApplyShared<LogitTile<Type, kVectors>>;
   const auto& p = *static_cast<const ApplyParams<Source>*>(launch.params);
-  return launch.run(LogitTile<Type, kVectors>::kWords, [&](uint32_t* shared) { apply_tokens<Type, kVectors>(p, shared); });
-}
-
-template <typename Source, typename Type, int kVectors>
-int run_stream(const Launch& launch) {
-  const auto& p = *static_cast<const ApplyParams<Source>*>(launch.params);
-  return launch.run(LogitTile<Type, kVectors>::kWords, [&](uint32_t* shared) { stream_tokens<Type, kVectors>(p, shared); });
+  return launch.run(sizeof(Shared), [&](unsigned char* shared) { apply_tokens<Type, kVectors>(p, *reinterpret_cast<Shared*>(shared)); });
 }
 
 template <typename Source, typename Type>
 int run_apply(const Launch& launch, int vectors) {
-  if (vectors == 4) return run_stream<Source, Type, 4>(launch);
   if (vectors == 1) return run_apply<Source, Type, 1>(launch);
-  if (vectors == 8) return run_apply<Source, Type, 8>(launch);
+  if (vectors == 4) return run_apply<Source, Type, 4>(launch);
   return 2;
 }
 
@@ -43,7 +36,9 @@ int run_apply(const Launch& launch, int vectors) {
 template <typename Source>
 int run_common(const Launch& launch, const std::string& name) {
   if (name == "fill")
-    return launch.run(MaskTile::kWords, [&](uint32_t* shared) { fill_words(*static_cast<const FillParams<Source>*>(launch.params), shared); });
+    return launch.run(kTileWarps * MaskTile::kWords * sizeof(uint32_t), [&](unsigned char* shared) {
+      fill_words(*static_cast<const FillParams<Source>*>(launch.params), reinterpret_cast<uint32_t*>(shared));
+    });
   const size_t at = name.rfind("_v");
   if (name.rfind("apply_", 0) != 0 || at == std::string::npos) return 2;
   const std::string type = name.substr(6, at - 6);
@@ -56,7 +51,7 @@ int run_common(const Launch& launch, const std::string& name) {
 
 template <typename Params, void (*kKernel)(const Params&)>
 int run_plain(const Launch& launch) {
-  return launch.run(1, [&](uint32_t*) { kKernel(*static_cast<const Params*>(launch.params)); });
+  return launch.run(1, [&](unsigned char*) { kKernel(*static_cast<const Params*>(launch.params)); });
 }
 
 }  // namespace

@@ -12,7 +12,7 @@ import pytest
 from emulated_tokens import MINUS_INFINITY, TYPESTRS, DeviceNumpy, Machine
 from masks_world import EOS, EOT, FIRST_BYTE, random_states, trap_vocabulary
 
-from flashtrie_cli.engine import cuda_masks, cuda_trie_steps
+from flashtrie_cli.engine import cuda_masks, cuda_tokens, cuda_trie_steps
 from flashtrie_cli.index import Index
 from flashtrie_cli.query.token_masks import TokenMasks
 
@@ -105,6 +105,23 @@ def check_apply(machine, device, answers, states, dtype, width, offset, padding,
     return machine.driver.launches[-1]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_long_lists_come_first_in_a_large_batch(token_kernels, monkeypatch, masks, index, dtype):
+    monkeypatch.setattr(cuda_tokens, "LONG_FIRST_BYTES", 0)
+    machine = Machine(token_kernels, monkeypatch)
+    states = np.concatenate([some_states(masks, 8), np.zeros(5), some_states(masks, 250), [0]]).astype(
+        np.uint32
+    )
+    name, num_blocks, _ = check_apply(
+        machine, machine.masks(masks), masks, states, dtype, masks.vocab_size, 3, 1
+    )
+    assert num_blocks == 2 + -(-len(states) // 8)
+    steps = index.steps(eos=[5, 70_300], vocab_size=70_301)
+    check_apply(
+        machine, machine.trie_steps(steps), steps, some_states(steps, 2), dtype, steps.vocab_size, 0, 0
+    )
+
+
 def test_masked_logits_of_some_rows(machine, masks):
     device = machine.masks(masks)
     logits = np.random.default_rng(5).random((9, masks.vocab_size), np.float32)
@@ -132,7 +149,7 @@ def test_masked_logits(token_kernels, monkeypatch, masks, dtype, num_multiproces
         kernel, _, stream = check_apply(
             machine, device, masks, states, dtype, masks.vocab_size + change, offset, padding
         )
-        assert kernel == f"mask_apply_{dtype}_v{1 if num_multiprocessors else 8}"
+        assert kernel == f"mask_apply_{dtype}_v{1 if num_multiprocessors else 4}"
         assert stream == 77
     check_apply(machine, device, masks, states, dtype, masks.vocab_size, 0, 0, eos_when_ended=True)
     check_apply(machine, device, masks, states[:1], dtype, 3, 1, 0)
