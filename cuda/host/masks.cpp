@@ -12,7 +12,7 @@ constexpr uint32_t kDenseLength = 32;
 constexpr uint32_t kCopiedLength = 256;
 // All dense copies together, so that a large set does not pay for its few hundred long rows in memory; no more than the
 // lists take, either.
-constexpr size_t kDenseBytes = size_t(1) << 20;
+constexpr size_t kDenseBytes = size_t(1) << 19;
 // States looked at together, so that their cache misses overlap.
 constexpr size_t kGroup = 32;
 constexpr uint32_t kPrefetchedEntries = 4;

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import random
+import shutil
 import types
 from typing import Any
 
 import numpy as np
 import pytest
-from emulated_tokens import MINUS_INFINITY, TYPESTRS, DeviceNumpy, Machine
+from emulated_tokens import MINUS_INFINITY, TYPESTRS, DeviceNumpy, Machine, compile_library
 from masks_world import EOS, EOT, FIRST_BYTE, random_states, trap_vocabulary
 
 from flashtrie_cli.engine import cuda_masks, cuda_tokens, cuda_trie_steps
@@ -21,6 +22,13 @@ MEMBERS = [
     "".join(random.Random(seed).choices(["a", "ab", "yes", "under", "ö", " "], k=6)) for seed in range(900)
 ]
 MANY_EOS = [EOS, EOT, *range(330, 366)]
+
+
+@pytest.fixture(scope="module")
+def token_kernels(tmp_path_factory) -> ctypes.CDLL:
+    if shutil.which("g++") is None:
+        pytest.skip("no g++")
+    return compile_library(tmp_path_factory.mktemp("emulated_tokens"))
 
 
 @pytest.fixture(params=[90, 80])
@@ -112,7 +120,7 @@ def test_long_lists_come_first_in_a_large_batch(token_kernels, monkeypatch, mask
     states = np.concatenate([some_states(masks, 8), np.zeros(5), some_states(masks, 250), [0]]).astype(
         np.uint32
     )
-    name, num_blocks, _ = check_apply(
+    _, num_blocks, _ = check_apply(
         machine, machine.masks(masks), masks, states, dtype, masks.vocab_size, 3, 1
     )
     assert num_blocks == 2 + -(-len(states) // 8)
