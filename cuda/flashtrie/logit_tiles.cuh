@@ -49,8 +49,7 @@ struct LogitTile {
   uint32_t low, high;  // logits [low, high) of the row are the tile's
   bool is_whole;       // no vector reaches over an end of the row
 
-  FT_DEVICE LogitTile(const LogitBatch& batch, uint32_t which, uint32_t number) {
-    const uint32_t row_number = batch.rows == nullptr ? which : batch.rows[which];
+  FT_DEVICE LogitTile(const LogitBatch& batch, uint32_t row_number, uint32_t number) {
     row = static_cast<Raw*>(batch.logits) + row_number * batch.row_stride;
     const int32_t shift = static_cast<int32_t>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(Raw));
     begin = static_cast<int32_t>(number) * kLogits - shift;

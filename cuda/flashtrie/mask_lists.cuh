@@ -39,10 +39,18 @@ struct MaskLists {
 
   FT_DEVICE uint32_t known(uint32_t state) const { return state < num_nodes ? state : num_nodes; }
 
+  using Early = EarlyReads;
   template <typename Tile>
-  FT_DEVICE bool mark(uint32_t state, const Tile& tile, uint32_t* marks) const {
-    if (state == 0 && root_row != kNothing) return mark_dense(tile, dense, root_row, marks);
-    const uint32_t own_end = ends.own(), lane = simt::lane();
+  FT_DEVICE Early early(const Tile& tile) const {
+    return read_early(tile, ends, dense, root_row);
+  }
+  FT_DEVICE Early late() const { return {ends.own(), 0, false}; }
+
+  template <typename Tile>
+  FT_DEVICE bool mark(const Early& early, uint32_t state, const Tile& tile, uint32_t* marks) const {
+    if (early.has_root && state == 0) return mark_words<Tile>(early.root_word, marks);
+    if (root_row != kNothing && state == 0) return mark_dense(tile, dense, root_row, marks);
+    const uint32_t lane = simt::lane();
     const uint32_t* record = reinterpret_cast<const uint32_t*>(records + known(state));
     const uint32_t word = record[lane % 8];  // lane l of the first eight: word l
     const uint32_t here = simt::shuffle(word, 0), count = simt::shuffle(word, 1), dense_row = simt::shuffle(word, 2);
@@ -57,7 +65,7 @@ struct MaskLists {
       own = token(first + lane);
     }
     const bool with_ends = (here & kTerminalBit) != 0 || (ends.after_end && state >= num_nodes);
-    return mark_list(tile, own, first, first + count, token, ends, with_ends, own_end, marks);
+    return mark_list(tile, own, first, first + count, token, ends, with_ends, early.end, marks);
   }
 
   FT_DEVICE bool is_long(uint32_t state) const {

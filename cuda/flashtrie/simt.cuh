@@ -116,11 +116,7 @@ FT_DEVICE void touch(const void* at, uint32_t* to) {
 
 // 16 bytes at a time, whatever the compiler makes of the code around; in the order in which they stand.
 FT_DEVICE void store_quad(Quad* at, const Quad& quad) {
-#ifdef FT_STREAM
-  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(quad.x), "r"(quad.y), "r"(quad.z), "r"(quad.w) : "memory");
-#else
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(quad.x), "r"(quad.y), "r"(quad.z), "r"(quad.w) : "memory");
-#endif
 }
 FT_DEVICE void load_quad_if(bool wanted, const Quad* at, Quad* to) {
   asm volatile(
@@ -142,6 +138,13 @@ FT_DEVICE void await_previous_kernel() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+// The value is ready here, not computed later.
+template <typename T>
+FT_DEVICE void hold(T* value) {
+  asm volatile("" ::"l"(value));
+}
+FT_DEVICE void hold(uint32_t value) { asm volatile("" ::"r"(value)); }
 
 FT_DEVICE float half_to_float(uint16_t bits) {
   float value;

@@ -1,7 +1,9 @@
 // What masks of strings and steps of a token trie do alike: a batch of states, and the tokens that each allows, as
 // logits with minus infinity over the others or as rows of mask words. A source says what a state allows:
 //
-//   bool source.mark(state, tile, marks)      by a warp; false, with nothing marked, where that is nothing
+//   Early source.early(tile)                  by a warp; what can be asked for before the state is known, or little
+//   Early source.late()                       of it, where it would cost more than it saves
+//   bool source.mark(early, state, tile, marks)   by a warp; false, with nothing marked, where that is nothing
 //   bool source.is_long(state)                by a thread; whether it allows so much that most tiles hold some of it
 #pragma once
 #include "logit_tiles.cuh"
@@ -11,7 +13,6 @@ namespace flashtrie {
 
 constexpr int kTileThreads = 256;
 constexpr int kTileWarps = kTileThreads / 32;
-constexpr int kTileBlocks = 8;  // of a multiprocessor at a time: all the threads that it holds
 
 template <typename Source>
 struct ApplyParams {
@@ -50,20 +51,48 @@ FT_DEVICE uint32_t warp_of_grid() { return simt::block() * (simt::num_threads() 
 
 // A tile of logits, by a warp.
 template <typename Tile, typename Source>
-FT_DEVICE void apply_tile(const Source& source, uint32_t state, const Tile& tile, uint32_t* marks) {
-  if (source.mark(state, tile, marks))
+FT_DEVICE void apply_tile(const Source& source, const typename Source::Early& early, uint32_t state, const Tile& tile, uint32_t* marks) {
+  if (source.mark(early, state, tile, marks))
     tile.keep(marks);
   else
     tile.clear();
 }
 
-// Shared memory of a block.
+// A warp a tile. All that does not depend on what the kernel before wrote comes before the wait for it.
+template <typename Type, int kVectors, typename Source>
+FT_DEVICE void apply_tokens(const ApplyParams<Source>& p, uint32_t* shared) {
+  using Tile = LogitTile<Type, kVectors>;
+  simt::release_next_kernel();
+  const uint32_t item = warp_of_grid(), which = p.batch.row_of(item);
+  if (which >= p.batch.num_rows) return;
+  const uint32_t number = item - which * p.batch.num_tiles;
+  Tile tile(p.batch, which, number);
+  typename Source::Early early = p.source.early(tile);
+  const uint32_t* const state = p.states + which;
+  uint32_t* const marks = shared + (simt::thread() / 32) * Tile::kWords;
+  simt::hold(tile.row);
+  simt::hold(state);
+  simt::await_previous_kernel();
+  if (p.batch.rows != nullptr) {
+    tile = Tile(p.batch, p.batch.rows[which], number);  // which may begin elsewhere
+    early = p.source.late();
+  }
+  apply_tile(p.source, early, *state, tile, marks);
+}
+
+// Shared memory of a block that begins with long rows.
 template <typename Tile>
 struct ApplyShared {
   uint32_t marks[kTileWarps][Tile::kWords];
   uint32_t rows[kTileThreads];   // with long lists, of those that a block looks at together
   uint32_t counts[kTileWarps];  // of them, by the warp that found them
 };
+
+template <typename Tile, typename Source>
+FT_DEVICE void apply_item(const ApplyParams<Source>& p, uint32_t which, uint32_t number, uint32_t* marks) {
+  const Tile tile(p.batch, p.batch.rows == nullptr ? which : p.batch.rows[which], number);
+  apply_tile(p.source, p.source.late(), p.states[which], tile, marks);
+}
 
 // The rows with long lists, by the blocks that come first.
 template <typename Tile, typename Source>
@@ -87,29 +116,26 @@ FT_DEVICE void apply_long_rows(const ApplyParams<Source>& p, ApplyShared<Tile>& 
     const uint32_t num_items = num_long * p.batch.num_tiles;
 #pragma unroll 1
     for (uint32_t item = warp_of_grid(); item < num_items; item += p.num_long_blocks * kTileWarps) {
-      const uint32_t which = p.batch.row_of(item), found = shared.rows[which];
-      const Tile tile(p.batch, found, item - which * p.batch.num_tiles);
-      apply_tile(p.source, p.states[found], tile, shared.marks[warp]);
+      const uint32_t which = p.batch.row_of(item);
+      apply_item<Tile>(p, shared.rows[which], item - which * p.batch.num_tiles, shared.marks[warp]);
       simt::sync_warp();  // the marks are read
     }
     simt::sync_block();
   }
 }
 
-// A warp a tile. Where a batch writes more than the second-level cache holds, reads among the writes cost the memory
-// far more than their bytes (measured: 8 us for 4 MB), so the first num_long_blocks blocks begin with the rows that need
-// many reads, and the others leave those out.
+// The same for a batch that writes more than the second-level cache holds. There, reads among the writes cost the
+// memory far more than their bytes (measured: 6 us for 4 MB), so num_long_blocks blocks begin with the rows that need
+// many, and the others leave those out.
 template <typename Type, int kVectors, typename Source>
-FT_DEVICE void apply_tokens(const ApplyParams<Source>& p, ApplyShared<LogitTile<Type, kVectors>>& shared) {
+FT_DEVICE void apply_tokens_long_first(const ApplyParams<Source>& p, ApplyShared<LogitTile<Type, kVectors>>& shared) {
   using Tile = LogitTile<Type, kVectors>;
   simt::release_next_kernel();
   simt::await_previous_kernel();
   if (simt::block() < p.num_long_blocks) return apply_long_rows<Tile>(p, shared);
-  const uint32_t item = warp_of_grid() - p.num_long_blocks * kTileWarps, row = p.batch.row_of(item);
-  if (row >= p.batch.num_rows) return;
-  const uint32_t state = p.states[row];
-  if (p.num_long_blocks > 0 && p.source.is_long(state)) return;
-  apply_tile(p.source, state, Tile(p.batch, row, item - row * p.batch.num_tiles), shared.marks[simt::thread() / 32]);
+  const uint32_t item = warp_of_grid() - p.num_long_blocks * kTileWarps, which = p.batch.row_of(item);
+  if (which >= p.batch.num_rows || p.source.is_long(p.states[which])) return;
+  apply_item<Tile>(p, which, item - which * p.batch.num_tiles, shared.marks[simt::thread() / 32]);
 }
 
 // A warp a tile of mask words.
@@ -120,8 +146,9 @@ FT_DEVICE void fill_words(const FillParams<Source>& p, uint32_t* shared) {
   if (row >= p.num_rows) return;
   const MaskTile tile(number, p.words_per_row);
   uint32_t* const marks = shared + (simt::thread() / 32) * MaskTile::kWords;
+  const typename Source::Early early = p.source.late();
   simt::await_previous_kernel();
-  const bool some = p.source.mark(p.states[row], tile, marks);
+  const bool some = p.source.mark(early, p.states[row], tile, marks);
   uint32_t* const words = p.words + row * p.row_stride;
 #pragma unroll
   for (uint32_t i = simt::lane(); i < MaskTile::kWords; i += 32) {

@@ -105,6 +105,30 @@ FT_DEVICE uint32_t bits_from(const uint32_t* words, uint32_t num_words, int32_t 
   return first >> (from & 31) | second << (32 - (from & 31));
 }
 
+// What may be asked for before a state is known: the lane's end token, and its word of the root's dense row, for the
+// root is where every answer begins.
+struct EarlyReads {
+  uint32_t end;
+  uint32_t root_word;
+  bool has_root;
+};
+
+template <typename Tile>
+FT_DEVICE EarlyReads read_early(const Tile& tile, const EndTokens& ends, const DenseRows& dense, uint32_t root_row) {
+  EarlyReads early = {ends.own(), 0, root_row != kNothing};
+  if (early.has_root && simt::lane() < Tile::kWords)
+    early.root_word = bits_from(dense.words + static_cast<uint64_t>(root_row) * dense.words_per_row, dense.words_per_row,
+                                tile.begin + 32 * static_cast<int32_t>(simt::lane()));
+  return early;
+}
+
+// The same as `mark_list` from the word of each lane.
+template <typename Tile>
+FT_DEVICE bool mark_words(uint32_t word, uint32_t* marks) {
+  if (simt::lane() < Tile::kWords) marks[simt::lane()] = word;
+  return simt::any(simt::lane() < Tile::kWords && word != 0);
+}
+
 // The same as `mark_list` from a dense row.
 template <typename Tile>
 FT_DEVICE bool mark_dense(const Tile& tile, const DenseRows& dense, uint32_t row, uint32_t* marks) {

@@ -21,10 +21,17 @@ struct TrieChildren {
 
   FT_DEVICE uint32_t ended() const { return trie.num_nodes; }
 
+  using Early = EarlyReads;
   template <typename Tile>
-  FT_DEVICE bool mark(uint32_t state, const Tile& tile, uint32_t* marks) const {
-    if (state == 0 && root_row != kNothing) return mark_dense(tile, dense, root_row, marks);
-    const uint32_t own_end = ends.own();
+  FT_DEVICE Early early(const Tile& tile) const {
+    return read_early(tile, ends, dense, root_row);
+  }
+  FT_DEVICE Early late() const { return {ends.own(), 0, false}; }
+
+  template <typename Tile>
+  FT_DEVICE bool mark(const Early& early, uint32_t state, const Tile& tile, uint32_t* marks) const {
+    if (early.has_root && state == 0) return mark_words<Tile>(early.root_word, marks);
+    if (root_row != kNothing && state == 0) return mark_dense(tile, dense, root_row, marks);
     if (state >= trie.num_nodes && !ends.after_end) return false;
     const bool is_node = state < trie.num_nodes;
     const ChildRange range = is_node ? child_range(trie, state) : ChildRange{0, 0};
@@ -36,7 +43,7 @@ struct TrieChildren {
     const uint32_t child = range.first + simt::lane();
     const uint32_t own = range.fan_out() <= 32 && child < range.last ? token(child) : kNothing;
     const bool with_ends = !is_node || is_terminal(trie, state);
-    return mark_list(tile, own, range.first, range.last, token, ends, with_ends, own_end, marks);
+    return mark_list(tile, own, range.first, range.last, token, ends, with_ends, early.end, marks);
   }
 
   FT_DEVICE bool is_long(uint32_t state) const {

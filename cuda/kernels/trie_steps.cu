@@ -7,12 +7,17 @@
 
 using namespace flashtrie;
 
-#define FT_APPLY(name, Type, vectors)                                                                        \
-  extern "C" __global__ void __launch_bounds__(kTileThreads, kTileBlocks) name##_v##vectors(const ApplyParams<TrieChildren> p) { \
-    __shared__ ApplyShared<LogitTile<Type, vectors>> shared; \
-    apply_tokens<Type, vectors>(p, shared); \
+#define FT_APPLY(name, Type, vectors)                                                                            \
+  extern "C" __global__ void __launch_bounds__(kTileThreads) name##_v##vectors(const ApplyParams<TrieChildren> p) {       \
+    __shared__ uint32_t marks[kTileWarps * LogitTile<Type, vectors>::kWords];                                      \
+    apply_tokens<Type, vectors>(p, marks);                                                                         \
   }
-#define FT_APPLIES(name, Type) FT_APPLY(name, Type, 1) FT_APPLY(name, Type, 4)
+#define FT_APPLY_LONG(name, Type, vectors)                                                                       \
+  extern "C" __global__ void __launch_bounds__(kTileThreads) name##_long##vectors(const ApplyParams<TrieChildren> p) {    \
+    __shared__ ApplyShared<LogitTile<Type, vectors>> shared;                                                       \
+    apply_tokens_long_first<Type, vectors>(p, shared);                                                             \
+  }
+#define FT_APPLIES(name, Type) FT_APPLY(name, Type, 1) FT_APPLY(name, Type, 2) FT_APPLY_LONG(name, Type, 4)
 FT_APPLIES(trie_steps_apply_float32, Float32)
 FT_APPLIES(trie_steps_apply_float16, Float16)
 FT_APPLIES(trie_steps_apply_bfloat16, BFloat16)

@@ -19,15 +19,14 @@ THREADS = 256
 WARPS = THREADS // 32
 MASK_TILE_WORDS = 128
 """Mask words that a warp writes (MaskTile)."""
-VECTORS = (1, 4)
-"""16-byte vectors of logits that each lane of a warp writes, in a small batch and in a large one."""
 _VECTOR_BYTES = 32 * 16
+"""Of a warp."""
 _RESIDENT_WARPS = 32
 """Warps of a multiprocessor that all write at once, if a batch is small."""
-LONG_FIRST_BYTES = 32 << 20
-"""A batch of more logits than this begins with the rows of long lists, so that reads do not mix with its writes."""
-LONG_BLOCKS_PER_MULTIPROCESSOR = 2
-"""Blocks that do."""
+LONG_FIRST_BYTES = 36 << 20
+"""Batches of more logits than this begin with the rows of long lists, so that reads do not mix with the writes."""
+LONG_BLOCKS_PER_MULTIPROCESSOR = 6
+"""Blocks that do: as many as run at once."""
 NO_ROW = 0xFFFF_FFFF
 _LOGIT_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _MAX_TILES = (1 << 31) - 1
@@ -139,26 +138,20 @@ class CudaTokens:
         held = state_array(states, num_rows)
         if num_rows == 0 or width == 0:
             return
-        vectors, batch = self._batch(found, num_rows, stride)
+        form, vectors, num_long_blocks = self._form(num_rows * width * _LOGIT_SIZES[found.dtype])
+        batch = _batch(found, num_rows, stride, vectors)
         batch.rows = None if chosen is None else chosen.pointer
-        params = self._apply_params(source=self._told(eos_when_ended), batch=batch, states=held.pointer)
-        if num_rows * width * _LOGIT_SIZES[found.dtype] > LONG_FIRST_BYTES:
-            params.num_long_blocks = LONG_BLOCKS_PER_MULTIPROCESSOR * self._num_multiprocessors
-        grid = -(-num_rows * batch.num_tiles // WARPS) + params.num_long_blocks
-        self.launch(f"apply_{found.dtype}_v{vectors}", grid, params, stream)
+        params = self._apply_params(self._told(eos_when_ended), batch, held.pointer, num_long_blocks)
+        grid = -(-num_rows * batch.num_tiles // WARPS) + num_long_blocks
+        self.launch(f"apply_{found.dtype}_{form}", grid, params, stream)
 
-    def _batch(self, logits: DeviceArray, rows: int, stride: int) -> tuple[int, LogitBatch]:
-        width = logits.shape[1]
-        size = _LOGIT_SIZES[logits.dtype]
-        small = rows * width * size <= _RESIDENT_WARPS * self._num_multiprocessors * _VECTOR_BYTES
-        vectors = VECTORS[0] if small else VECTORS[1]
-        # One logit less than a vector may lie before the first that starts on 16 bytes.
-        tiles = -(-((width - 1) * size + 16) // (_VECTOR_BYTES * vectors))
-        if rows * tiles > _MAX_TILES or width > _MAX_WIDTH:
-            raise InputError(f"{rows} rows of {width} are too many for one call", hint="split the batch")
-        shift = (tiles - 1).bit_length()
-        inverse = -(-(1 << (31 + shift)) // tiles)
-        return vectors, LogitBatch(logits.pointer, None, stride, width, rows, tiles, inverse, shift)
+    def _form(self, num_bytes: int) -> tuple[str, int, int]:
+        """The kernel for so many bytes of logits, the 16-byte vectors that a lane writes, and the blocks for long lists."""
+        if num_bytes <= _RESIDENT_WARPS * self._num_multiprocessors * _VECTOR_BYTES:
+            return "v1", 1, 0
+        if num_bytes <= LONG_FIRST_BYTES:
+            return "v2", 2, 0
+        return "long4", 4, LONG_BLOCKS_PER_MULTIPROCESSOR * self._num_multiprocessors
 
     def fill(self, states: Any, bitmask: Any, stream: Any = None) -> None:
         """The mask of each state as int32 words: token t is bit ``t % 32`` of word ``t // 32``.
@@ -235,6 +228,18 @@ class CudaTokens:
             cuda_launch.OverlappingLaunch(function, grid, THREADS, params)(stream_handle(stream))
         else:
             cuda_launch.PreparedLaunch(function, (grid, 1, 1), THREADS, 0, params)(stream_handle(stream))
+
+
+def _batch(logits: DeviceArray, rows: int, stride: int, vectors: int) -> LogitBatch:
+    """How rows are cut into tiles of 32 times ``vectors`` vectors."""
+    width = logits.shape[1]
+    # One logit less than a vector may lie before the first that starts on 16 bytes.
+    tiles = -(-((width - 1) * _LOGIT_SIZES[logits.dtype] + 16) // (_VECTOR_BYTES * vectors))
+    if rows * tiles > _MAX_TILES or width > _MAX_WIDTH:
+        raise InputError(f"{rows} rows of {width} are too many for one call", hint="split the batch")
+    shift = (tiles - 1).bit_length()
+    inverse = -(-(1 << (31 + shift)) // tiles)
+    return LogitBatch(logits.pointer, None, stride, width, rows, tiles, inverse, shift)
 
 
 def upload(arrays: dict[str, Any]) -> dict[str, Any]:

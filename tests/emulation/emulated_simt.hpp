@@ -299,6 +299,8 @@ inline void load_quad_if(bool wanted, const Quad* at, Quad* to) {
 }
 inline void release_next_kernel() {}
 inline void await_previous_kernel() {}
+template <typename T>
+void hold(const T&) {}
 
 template <typename T>
 T load_word(const T* at) {

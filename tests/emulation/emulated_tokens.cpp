@@ -20,32 +20,40 @@ struct Launch {
 
 template <typename Source, typename Type, int kVectors>
 int run_apply(const Launch& launch) {
+  const auto& p = *static_cast<const ApplyParams<Source>*>(launch.params);
+  return launch.run(kTileWarps * LogitTile<Type, kVectors>::kWords * sizeof(uint32_t), [&](unsigned char* shared) {
+    apply_tokens<Type, kVectors>(p, reinterpret_cast<uint32_t*>(shared));
+  });
+}
+
+template <typename Source, typename Type, int kVectors>
+int run_apply_long(const Launch& launch) {
   using Shared = ApplyShared<LogitTile<Type, kVectors>>;
   const auto& p = *static_cast<const ApplyParams<Source>*>(launch.params);
-  return launch.run(sizeof(Shared), [&](unsigned char* shared) { apply_tokens<Type, kVectors>(p, *reinterpret_cast<Shared*>(shared)); });
+  return launch.run(sizeof(Shared), [&](unsigned char* shared) { apply_tokens_long_first<Type, kVectors>(p, *reinterpret_cast<Shared*>(shared)); });
 }
 
 template <typename Source, typename Type>
-int run_apply(const Launch& launch, int vectors) {
-  if (vectors == 1) return run_apply<Source, Type, 1>(launch);
-  if (vectors == 4) return run_apply<Source, Type, 4>(launch);
+int run_apply(const Launch& launch, const std::string& form) {
+  if (form == "v1") return run_apply<Source, Type, 1>(launch);
+  if (form == "v2") return run_apply<Source, Type, 2>(launch);
+  if (form == "long4") return run_apply_long<Source, Type, 4>(launch);
   return 2;
 }
 
-// `name` without its prefix: apply_float32_v8, fill.
+// `name` without its prefix: apply_float32_v2, fill.
 template <typename Source>
 int run_common(const Launch& launch, const std::string& name) {
   if (name == "fill")
     return launch.run(kTileWarps * MaskTile::kWords * sizeof(uint32_t), [&](unsigned char* shared) {
       fill_words(*static_cast<const FillParams<Source>*>(launch.params), reinterpret_cast<uint32_t*>(shared));
     });
-  const size_t at = name.rfind("_v");
-  if (name.rfind("apply_", 0) != 0 || at == std::string::npos) return 2;
-  const std::string type = name.substr(6, at - 6);
-  const int vectors = std::stoi(name.substr(at + 2));
-  if (type == "float32") return run_apply<Source, Float32>(launch, vectors);
-  if (type == "float16") return run_apply<Source, Float16>(launch, vectors);
-  if (type == "bfloat16") return run_apply<Source, BFloat16>(launch, vectors);
+  const size_t at = name.rfind('_');
+  if (name.rfind("apply_", 0) != 0 || at < 6) return 2;
+  const std::string type = name.substr(6, at - 6), form = name.substr(at + 1);
+  if (type == "float32") return run_apply<Source, Float32>(launch, form);
+  if (type == "float16") return run_apply<Source, Float16>(launch, form);
+  if (type == "bfloat16") return run_apply<Source, BFloat16>(launch, form);
   return 2;
 }
 

@@ -116,21 +116,22 @@ def check_apply(machine, device, answers, states, dtype, width, offset, padding,
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_long_lists_come_first_in_a_large_batch(token_kernels, monkeypatch, masks, index, dtype):
     monkeypatch.setattr(cuda_tokens, "LONG_FIRST_BYTES", 0)
+    monkeypatch.setattr(cuda_tokens, "_RESIDENT_WARPS", 0)
     machine = Machine(token_kernels, monkeypatch)
     states = np.concatenate([some_states(masks, 8), np.zeros(5), some_states(masks, 250), [0]]).astype(
         np.uint32
     )
-    _, num_blocks, _ = check_apply(
+    name, num_blocks, _ = check_apply(
         machine, machine.masks(masks), masks, states, dtype, masks.vocab_size, 3, 1
     )
-    assert num_blocks == 2 + -(-len(states) // 8)
+    assert (name, num_blocks) == (f"mask_apply_{dtype}_long4", 6 + -(-len(states) // 8))
     steps = index.steps(eos=[5, 70_300], vocab_size=70_301)
     check_apply(
         machine, machine.trie_steps(steps), steps, some_states(steps, 2), dtype, steps.vocab_size, 0, 0
     )
 
 
-def test_masked_logits_of_some_rows(machine, masks):
+def test_masked_logits_of_some_rows(machine, masks, monkeypatch):
     device = machine.masks(masks)
     logits = np.random.default_rng(5).random((9, masks.vocab_size), np.float32)
     rows, states = np.array([7, 0, 3], np.int32), np.array([0, 1, masks.ended], np.uint32)
@@ -138,15 +139,20 @@ def test_masked_logits_of_some_rows(machine, masks):
     for row, ids in zip(rows, lists_of(masks, states), strict=True):
         want[row] = -np.inf
         want[row, ids] = logits[row, ids]
-    device.apply(DeviceNumpy(logits), DeviceNumpy(states), rows=DeviceNumpy(rows))
-    assert np.array_equal(logits, want)
+    for long_first in (False, True):
+        if long_first:
+            monkeypatch.setattr(cuda_tokens, "LONG_FIRST_BYTES", 0)
+            monkeypatch.setattr(cuda_tokens, "_RESIDENT_WARPS", 0)
+        given = logits.copy()
+        device.apply(DeviceNumpy(given), DeviceNumpy(states), rows=DeviceNumpy(rows))
+        assert np.array_equal(given, want)
 
 
 SHAPES = [(0, 0, 0), (70, 3, 5), (-40, 1, 0), (-300, 5, 2)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("num_multiprocessors", [0, 10_000])
+@pytest.mark.parametrize("num_multiprocessors", [0, 10_000])  # warps for all of a batch, or for none
 def test_masked_logits(token_kernels, monkeypatch, masks, dtype, num_multiprocessors):
     machine = Machine(token_kernels, monkeypatch, num_multiprocessors=num_multiprocessors)
     device = machine.masks(masks)
@@ -157,7 +163,7 @@ def test_masked_logits(token_kernels, monkeypatch, masks, dtype, num_multiproces
         kernel, _, stream = check_apply(
             machine, device, masks, states, dtype, masks.vocab_size + change, offset, padding
         )
-        assert kernel == f"mask_apply_{dtype}_v{1 if num_multiprocessors else 4}"
+        assert kernel == f"mask_apply_{dtype}_v{1 if num_multiprocessors else 2}"
         assert stream == 77
     check_apply(machine, device, masks, states, dtype, masks.vocab_size, 0, 0, eos_when_ended=True)
     check_apply(machine, device, masks, states[:1], dtype, 3, 1, 0)
