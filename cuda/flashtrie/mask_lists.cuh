@@ -35,21 +35,14 @@ struct MaskLists {
   uint32_t num_far;
   uint32_t vocab_size;
   int32_t hop_bits;
-  uint32_t root_row;  // the root's dense row, or kNothing
 
+  static constexpr int kLanes = 1;
+  FT_DEVICE uint32_t ended() const { return num_nodes; }
   FT_DEVICE uint32_t known(uint32_t state) const { return state < num_nodes ? state : num_nodes; }
 
-  using Early = EarlyReads;
   template <typename Tile>
-  FT_DEVICE Early early(const Tile& tile) const {
-    return read_early(tile, ends, dense, root_row);
-  }
-  FT_DEVICE Early late() const { return {ends.own(), 0, false}; }
-
-  template <typename Tile>
-  FT_DEVICE bool mark(const Early& early, uint32_t state, const Tile& tile, uint32_t* marks) const {
-    if (early.has_root && state == 0) return mark_words<Tile>(early.root_word, marks);
-    if (root_row != kNothing && state == 0) return mark_dense(tile, dense, root_row, marks);
+  FT_DEVICE bool mark(const EarlyReads& early, uint32_t state, const Tile& tile, uint32_t* marks) const {
+    if (state == 0 && dense.root_row != kNothing) return mark_root(early, dense, tile, marks);
     const uint32_t lane = simt::lane();
     const uint32_t* record = reinterpret_cast<const uint32_t*>(records + known(state));
     const uint32_t word = record[lane % 8];  // lane l of the first eight: word l
@@ -101,19 +94,6 @@ struct MaskLists {
   }
 };
 
-struct MaskAdvanceParams {
-  MaskLists source;
-  TokenRows rows;    // of one token
-  uint32_t* states;  // rows.num_rows, replaced where the token is allowed
-  uint8_t* allowed;  // rows.num_rows, or null
-};
-
-struct MaskWalkParams {
-  MaskLists source;
-  TokenRows rows;
-  uint32_t* states;  // rows.num_rows: the state after each row from the root, or kRejected
-};
-
 struct MaskRecordParams {
   MaskRecord* records;          // num_nodes + 1
   const uint32_t* rows;         // as in MaskView
@@ -122,28 +102,6 @@ struct MaskRecordParams {
   uint32_t num_nodes;
   uint32_t num_dense;
 };
-
-// A thread a state.
-FT_DEVICE void advance_masks(const MaskAdvanceParams& p) {
-  simt::release_next_kernel();
-  const uint32_t row = simt::block() * simt::num_threads() + simt::thread();
-  if (row >= p.rows.num_rows) return;
-  simt::await_previous_kernel();
-  const uint32_t next = p.source.advance(p.states[row], p.rows.token(row, 0));
-  if (next != kRejected) p.states[row] = next;
-  if (p.allowed != nullptr) p.allowed[row] = next != kRejected;
-}
-
-FT_DEVICE void walk_masks(const MaskWalkParams& p) {
-  simt::release_next_kernel();
-  const uint32_t row = simt::block() * simt::num_threads() + simt::thread();
-  if (row >= p.rows.num_rows) return;
-  simt::await_previous_kernel();
-  uint32_t state = 0;
-#pragma unroll 1
-  for (uint32_t at = 0; at < p.rows.length && state < p.source.num_nodes; ++at) state = p.source.advance(state, p.rows.token(row, at));
-  p.states[row] = state;
-}
 
 // A thread a record.
 FT_DEVICE void make_record(const MaskRecordParams& p) {

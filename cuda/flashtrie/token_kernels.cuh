@@ -1,10 +1,12 @@
 // What masks of strings and steps of a token trie do alike: a batch of states, and the tokens that each allows, as
-// logits with minus infinity over the others or as rows of mask words. A source says what a state allows:
+// logits with minus infinity over the others or as rows of mask words; and states that take tokens. A source says what
+// a state allows:
 //
-//   Early source.early(tile)                  by a warp; what can be asked for before the state is known, or little
-//   Early source.late()                       of it, where it would cost more than it saves
+//   source.ends, source.dense                 end tokens, and dense rows of states that allow much
 //   bool source.mark(early, state, tile, marks)   by a warp; false, with nothing marked, where that is nothing
 //   bool source.is_long(state)                by a thread; whether it allows so much that most tiles hold some of it
+//   uint32_t source.advance(state, token)     by kLanes threads together (1 or 32); kNothing where it is not allowed
+//   uint32_t source.ended()                   the state behind an end-of-sequence token
 #pragma once
 #include "logit_tiles.cuh"
 #include "token_marks.cuh"
@@ -51,7 +53,7 @@ FT_DEVICE uint32_t warp_of_grid() { return simt::block() * (simt::num_threads() 
 
 // A tile of logits, by a warp.
 template <typename Tile, typename Source>
-FT_DEVICE void apply_tile(const Source& source, const typename Source::Early& early, uint32_t state, const Tile& tile, uint32_t* marks) {
+FT_DEVICE void apply_tile(const Source& source, const EarlyReads& early, uint32_t state, const Tile& tile, uint32_t* marks) {
   if (source.mark(early, state, tile, marks))
     tile.keep(marks);
   else
@@ -67,7 +69,7 @@ FT_DEVICE void apply_tokens(const ApplyParams<Source>& p, uint32_t* shared) {
   if (which >= p.batch.num_rows) return;
   const uint32_t number = item - which * p.batch.num_tiles;
   Tile tile(p.batch, which, number);
-  typename Source::Early early = p.source.early(tile);
+  EarlyReads early = read_early(tile, p.source.ends, p.source.dense);
   const uint32_t* const state = p.states + which;
   uint32_t* const marks = shared + (simt::thread() / 32) * Tile::kWords;
   simt::hold(tile.row);
@@ -75,7 +77,7 @@ FT_DEVICE void apply_tokens(const ApplyParams<Source>& p, uint32_t* shared) {
   simt::await_previous_kernel();
   if (p.batch.rows != nullptr) {
     tile = Tile(p.batch, p.batch.rows[which], number);  // which may begin elsewhere
-    early = p.source.late();
+    early = {p.source.ends.own(), 0, false};
   }
   apply_tile(p.source, early, *state, tile, marks);
 }
@@ -91,7 +93,7 @@ struct ApplyShared {
 template <typename Tile, typename Source>
 FT_DEVICE void apply_item(const ApplyParams<Source>& p, uint32_t which, uint32_t number, uint32_t* marks) {
   const Tile tile(p.batch, p.batch.rows == nullptr ? which : p.batch.rows[which], number);
-  apply_tile(p.source, p.source.late(), p.states[which], tile, marks);
+  apply_tile(p.source, EarlyReads{p.source.ends.own(), 0, false}, p.states[which], tile, marks);
 }
 
 // The rows with long lists, by the blocks that come first.
@@ -146,7 +148,7 @@ FT_DEVICE void fill_words(const FillParams<Source>& p, uint32_t* shared) {
   if (row >= p.num_rows) return;
   const MaskTile tile(number, p.words_per_row);
   uint32_t* const marks = shared + (simt::thread() / 32) * MaskTile::kWords;
-  const typename Source::Early early = p.source.late();
+  const EarlyReads early = {p.source.ends.own(), 0, false};
   simt::await_previous_kernel();
   const bool some = p.source.mark(early, p.states[row], tile, marks);
   uint32_t* const words = p.words + row * p.row_stride;
@@ -157,4 +159,81 @@ FT_DEVICE void fill_words(const FillParams<Source>& p, uint32_t* shared) {
   }
 }
 
+template <typename Source>
+struct AdvanceParams {
+  Source source;
+  TokenRows rows;    // of one token
+  uint32_t* states;  // rows.num_rows, replaced where the token is allowed
+  uint8_t* allowed;  // rows.num_rows, or null
+};
+
+template <typename Source>
+struct WalkParams {
+  Source source;
+  TokenRows rows;
+  uint32_t* states;  // rows.num_rows: the state after each row from the root, or kNothing
+};
+
+// The row of a thread or a warp, whichever takes a token.
+template <typename Source>
+FT_DEVICE uint32_t row_of_grid() {
+  return Source::kLanes == 1 ? simt::block() * simt::num_threads() + simt::thread() : warp_of_grid();
+}
+
+template <typename Source>
+FT_DEVICE bool speaks_for_row() {
+  if (Source::kLanes > 1) simt::sync_warp();  // all have read what is written now
+  return Source::kLanes == 1 || simt::lane() == 0;
+}
+
+template <typename Source>
+FT_DEVICE void advance_rows(const AdvanceParams<Source>& p) {
+  simt::release_next_kernel();
+  const uint32_t row = row_of_grid<Source>();
+  if (row >= p.rows.num_rows) return;
+  simt::await_previous_kernel();
+  const uint32_t next = p.source.advance(p.states[row], p.rows.token(row, 0));
+  if (!speaks_for_row<Source>()) return;
+  if (next != kNothing) p.states[row] = next;
+  if (p.allowed != nullptr) p.allowed[row] = next != kNothing;
+}
+
+template <typename Source>
+FT_DEVICE void walk_rows(const WalkParams<Source>& p) {
+  simt::release_next_kernel();
+  const uint32_t row = row_of_grid<Source>();
+  if (row >= p.rows.num_rows) return;
+  simt::await_previous_kernel();
+  uint32_t state = 0;
+#pragma unroll 1
+  for (uint32_t at = 0; at < p.rows.length && state < p.source.ended(); ++at) state = p.source.advance(state, p.rows.token(row, at));
+  if (speaks_for_row<Source>()) p.states[row] = state;
+}
+
 }  // namespace flashtrie
+
+#define FT_APPLY(name, Source, Type, vectors)                                                                         \
+  extern "C" __global__ void __launch_bounds__(kTileThreads) name##_v##vectors(const ApplyParams<Source> p) {         \
+    __shared__ uint32_t marks[kTileWarps * LogitTile<Type, vectors>::kWords];                                         \
+    apply_tokens<Type, vectors>(p, marks);                                                                            \
+  }
+#define FT_APPLY_LONG(name, Source, Type, vectors)                                                                    \
+  extern "C" __global__ void __launch_bounds__(kTileThreads) name##_long##vectors(const ApplyParams<Source> p) {      \
+    __shared__ ApplyShared<LogitTile<Type, vectors>> shared;                                                          \
+    apply_tokens_long_first<Type, vectors>(p, shared);                                                                \
+  }
+#define FT_APPLIES(name, Source, Type) \
+  FT_APPLY(name, Source, Type, 1) FT_APPLY(name, Source, Type, 2) FT_APPLY_LONG(name, Source, Type, 4)
+// The kernels of a source; their names begin with `name`.
+#define FT_TOKEN_KERNELS(name, Source)                                                                                \
+  FT_APPLIES(name##_apply_float32, Source, Float32)                                                                   \
+  FT_APPLIES(name##_apply_float16, Source, Float16)                                                                   \
+  FT_APPLIES(name##_apply_bfloat16, Source, BFloat16)                                                                 \
+  extern "C" __global__ void __launch_bounds__(kTileThreads) name##_fill(const FillParams<Source> p) {                \
+    __shared__ uint32_t marks[kTileWarps * MaskTile::kWords];                                                         \
+    fill_words(p, marks);                                                                                             \
+  }                                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(kTileThreads) name##_advance(const AdvanceParams<Source> p) {          \
+    advance_rows(p);                                                                                                  \
+  }                                                                                                                   \
+  extern "C" __global__ void __launch_bounds__(kTileThreads) name##_walk(const WalkParams<Source> p) { walk_rows(p); }

@@ -24,6 +24,7 @@ struct DenseRows {
   const uint32_t* words;  // [num_nodes, words_per_row]
   uint32_t num_nodes;
   uint32_t words_per_row;
+  uint32_t root_row;      // which of them is the root's; kNothing: none
 };
 
 // The end-of-sequence ids, allowed where a member or a key ends.
@@ -114,19 +115,12 @@ struct EarlyReads {
 };
 
 template <typename Tile>
-FT_DEVICE EarlyReads read_early(const Tile& tile, const EndTokens& ends, const DenseRows& dense, uint32_t root_row) {
-  EarlyReads early = {ends.own(), 0, root_row != kNothing};
+FT_DEVICE EarlyReads read_early(const Tile& tile, const EndTokens& ends, const DenseRows& dense) {
+  EarlyReads early = {ends.own(), 0, dense.root_row != kNothing};
   if (early.has_root && simt::lane() < Tile::kWords)
-    early.root_word = bits_from(dense.words + static_cast<uint64_t>(root_row) * dense.words_per_row, dense.words_per_row,
-                                tile.begin + 32 * static_cast<int32_t>(simt::lane()));
+    early.root_word = bits_from(dense.words + static_cast<uint64_t>(dense.root_row) * dense.words_per_row,
+                                dense.words_per_row, tile.begin + 32 * static_cast<int32_t>(simt::lane()));
   return early;
-}
-
-// The same as `mark_list` from the word of each lane.
-template <typename Tile>
-FT_DEVICE bool mark_words(uint32_t word, uint32_t* marks) {
-  if (simt::lane() < Tile::kWords) marks[simt::lane()] = word;
-  return simt::any(simt::lane() < Tile::kWords && word != 0);
 }
 
 // The same as `mark_list` from a dense row.
@@ -141,6 +135,15 @@ FT_DEVICE bool mark_dense(const Tile& tile, const DenseRows& dense, uint32_t row
     some |= bits;
   }
   return simt::any(some != 0);
+}
+
+// The same as `mark_list` for a root that has a dense row.
+template <typename Tile>
+FT_DEVICE bool mark_root(const EarlyReads& early, const DenseRows& dense, const Tile& tile, uint32_t* marks) {
+  if (!early.has_root) return mark_dense(tile, dense, dense.root_row, marks);
+  const bool is_own = simt::lane() < Tile::kWords;
+  if (is_own) marks[simt::lane()] = early.root_word;
+  return simt::any(is_own && early.root_word != 0);
 }
 
 }  // namespace flashtrie

@@ -17,21 +17,13 @@ struct TrieChildren {
   EndTokens ends;
   DenseRows dense;
   uint32_t vocab_size;
-  uint32_t root_row;  // the root's dense row, or kNothing
 
+  static constexpr int kLanes = 32;
   FT_DEVICE uint32_t ended() const { return trie.num_nodes; }
 
-  using Early = EarlyReads;
   template <typename Tile>
-  FT_DEVICE Early early(const Tile& tile) const {
-    return read_early(tile, ends, dense, root_row);
-  }
-  FT_DEVICE Early late() const { return {ends.own(), 0, false}; }
-
-  template <typename Tile>
-  FT_DEVICE bool mark(const Early& early, uint32_t state, const Tile& tile, uint32_t* marks) const {
-    if (early.has_root && state == 0) return mark_words<Tile>(early.root_word, marks);
-    if (root_row != kNothing && state == 0) return mark_dense(tile, dense, root_row, marks);
+  FT_DEVICE bool mark(const EarlyReads& early, uint32_t state, const Tile& tile, uint32_t* marks) const {
+    if (state == 0 && dense.root_row != kNothing) return mark_root(early, dense, tile, marks);
     if (state >= trie.num_nodes && !ends.after_end) return false;
     const bool is_node = state < trie.num_nodes;
     const ChildRange range = is_node ? child_range(trie, state) : ChildRange{0, 0};
@@ -64,19 +56,6 @@ struct TrieChildren {
   }
 };
 
-struct TrieAdvanceParams {
-  TrieChildren source;
-  TokenRows rows;    // of one token
-  uint32_t* states;  // rows.num_rows, replaced where the token is allowed
-  uint8_t* allowed;  // rows.num_rows, or null
-};
-
-struct TrieWalkParams {
-  TrieChildren source;
-  TokenRows rows;
-  uint32_t* states;  // rows.num_rows: the node after each row from the root, or kNoNode
-};
-
 struct TrieChildrenParams {
   TrieChildren source;
   const uint32_t* states;  // num_rows
@@ -86,29 +65,6 @@ struct TrieChildrenParams {
   uint32_t num_rows;
   uint32_t capacity;
 };
-
-FT_DEVICE void advance_in_trie(const TrieAdvanceParams& p) {
-  simt::release_next_kernel();
-  const uint32_t row = warp_of_grid();
-  if (row >= p.rows.num_rows) return;
-  simt::await_previous_kernel();
-  const uint32_t next = p.source.advance(p.states[row], p.rows.token(row, 0));
-  simt::sync_warp();  // all have read the state
-  if (simt::lane() != 0) return;
-  if (next != kNoNode) p.states[row] = next;
-  if (p.allowed != nullptr) p.allowed[row] = next != kNoNode;
-}
-
-FT_DEVICE void walk_trie(const TrieWalkParams& p) {
-  simt::release_next_kernel();
-  const uint32_t row = warp_of_grid();
-  if (row >= p.rows.num_rows) return;
-  simt::await_previous_kernel();
-  uint32_t state = 0;
-#pragma unroll 1
-  for (uint32_t at = 0; at < p.rows.length && state < p.source.ended(); ++at) state = p.source.advance(state, p.rows.token(row, at));
-  if (simt::lane() == 0) p.states[row] = state;
-}
 
 FT_DEVICE void list_children(const TrieChildrenParams& p) {
   simt::release_next_kernel();

@@ -11,11 +11,11 @@ import numpy as np
 from flashtrie_cli.engine import cuda_launch
 from flashtrie_cli.engine.cpu_masks import MaskArrays
 from flashtrie_cli.engine.cuda_tokens import (
-    NO_ROW,
     THREADS,
     CudaTokens,
     DenseRows,
     EndTokens,
+    dense_rows,
     pointer,
     upload,
 )
@@ -37,7 +37,6 @@ class MaskLists(ctypes.Structure):
         ("num_far", ctypes.c_uint32),
         ("vocab_size", ctypes.c_uint32),
         ("hop_bits", ctypes.c_int32),
-        ("root_row", ctypes.c_uint32),
     )
 
 
@@ -83,10 +82,7 @@ class CudaMasks(CudaTokens):
         for name in ("records", "entries", "far_entries", "far_targets"):
             setattr(source, name, at[name])
         source.ends = EndTokens(at["eos"], len(ids), 0)
-        source.dense = DenseRows(
-            at["dense_nodes"], at["dense_words"], len(mask_set.dense_nodes), self.num_words
-        )
-        source.root_row = 0 if 0 in mask_set.dense_nodes[:1] else NO_ROW
+        source.dense = dense_rows(at["dense_nodes"], at["dense_words"], mask_set.dense_nodes, self.num_words)
         passing = upload({"rows": arrays.rows})
         params = RecordParams(
             at["records"], int(passing["rows"]), at["entries"], at["dense_nodes"], source.num_nodes,

@@ -10,6 +10,7 @@ import ctypes
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from flashtrie_cli.engine import cuda_launch
 from flashtrie_cli.engine.cuda_draft import DeviceArray, device_array, stream_handle
@@ -27,7 +28,7 @@ LONG_FIRST_BYTES = 36 << 20
 """Batches of more logits than this begin with the rows of long lists, so that reads do not mix with the writes."""
 LONG_BLOCKS_PER_MULTIPROCESSOR = 6
 """Blocks that do: as many as run at once."""
-NO_ROW = 0xFFFF_FFFF
+_NO_ROW = 0xFFFF_FFFF
 _LOGIT_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _MAX_TILES = (1 << 31) - 1
 _MAX_WIDTH = 1 << 30
@@ -50,7 +51,14 @@ class DenseRows(ctypes.Structure):
         ("words", pointer),
         ("num_nodes", ctypes.c_uint32),
         ("words_per_row", ctypes.c_uint32),
+        ("root_row", ctypes.c_uint32),
     )
+
+
+def dense_rows(nodes_at: int, words_at: int, nodes: npt.NDArray[np.uint32], words_per_row: int) -> DenseRows:
+    """``nodes`` ascending; the two addresses are on the device."""
+    root_row = 0 if len(nodes) and nodes[0] == 0 else _NO_ROW
+    return DenseRows(nodes_at, words_at, len(nodes), words_per_row, root_row)
 
 
 class LogitBatch(ctypes.Structure):
@@ -146,7 +154,7 @@ class CudaTokens:
         self.launch(f"apply_{found.dtype}_{form}", grid, params, stream)
 
     def _form(self, num_bytes: int) -> tuple[str, int, int]:
-        """The kernel for so many bytes of logits, the 16-byte vectors that a lane writes, and the blocks for long lists."""
+        """The kernel for so many bytes of logits, vectors that a lane writes, and blocks for long lists."""
         if num_bytes <= _RESIDENT_WARPS * self._num_multiprocessors * _VECTOR_BYTES:
             return "v1", 1, 0
         if num_bytes <= LONG_FIRST_BYTES:

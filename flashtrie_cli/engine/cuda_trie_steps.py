@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from flashtrie_cli.engine.cuda_draft import DeviceArray, TrieStruct, device_array
 from flashtrie_cli.engine.cuda_tokens import (
-    NO_ROW,
     WARPS,
     CudaTokens,
     DenseRows,
     EndTokens,
+    dense_rows,
     params_of,
     pointer,
     state_array,
@@ -39,7 +39,6 @@ class TrieChildren(ctypes.Structure):
         ("ends", EndTokens),
         ("dense", DenseRows),
         ("vocab_size", ctypes.c_uint32),
-        ("root_row", ctypes.c_uint32),
     )
 
 
@@ -67,8 +66,7 @@ class CudaTrieSteps(CudaTokens):
         self._memory = upload({"eos": ids, "nodes": nodes, "words": words})
         at = {name: int(memory) for name, memory in self._memory.items()}
         self._source.ends = EndTokens(at["eos"], len(ids), 0)
-        self._source.dense = DenseRows(at["nodes"], at["words"], len(nodes), self.num_words)
-        self._source.root_row = 0 if 0 in nodes[:1] else NO_ROW
+        self._source.dense = dense_rows(at["nodes"], at["words"], nodes, self.num_words)
         kind = type(self._source)
         self._children_params = params_of(
             kind, states=pointer, tokens=pointer, nodes=pointer, counts=pointer, num_rows=ctypes.c_uint32,

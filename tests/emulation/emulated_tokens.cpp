@@ -71,10 +71,10 @@ int emulate_tokens(const char* kernel, const void* params, uint32_t num_blocks, 
   const Launch launch{params, num_blocks, num_threads, seed};
   const std::string name = kernel;
   if (name == "mask_records") return run_plain<MaskRecordParams, make_record>(launch);
-  if (name == "mask_advance") return run_plain<MaskAdvanceParams, advance_masks>(launch);
-  if (name == "mask_walk") return run_plain<MaskWalkParams, walk_masks>(launch);
-  if (name == "trie_steps_advance") return run_plain<TrieAdvanceParams, advance_in_trie>(launch);
-  if (name == "trie_steps_walk") return run_plain<TrieWalkParams, walk_trie>(launch);
+  if (name == "mask_advance") return run_plain<AdvanceParams<MaskLists>, advance_rows>(launch);
+  if (name == "mask_walk") return run_plain<WalkParams<MaskLists>, walk_rows>(launch);
+  if (name == "trie_steps_advance") return run_plain<AdvanceParams<TrieChildren>, advance_rows>(launch);
+  if (name == "trie_steps_walk") return run_plain<WalkParams<TrieChildren>, walk_rows>(launch);
   if (name == "trie_steps_children") return run_plain<TrieChildrenParams, list_children>(launch);
   if (name.rfind("mask_", 0) == 0) return run_common<MaskLists>(launch, name.substr(5));
   if (name.rfind("trie_steps_", 0) == 0) return run_common<TrieChildren>(launch, name.substr(11));
@@ -83,9 +83,9 @@ int emulate_tokens(const char* kernel, const void* params, uint32_t num_blocks, 
 
 // Sizes of the parameters, in the order of the tests.
 void token_param_sizes(uint64_t* to) {
-  const uint64_t sizes[] = {sizeof(ApplyParams<MaskLists>), sizeof(FillParams<MaskLists>), sizeof(MaskAdvanceParams),
-                            sizeof(MaskWalkParams), sizeof(MaskRecordParams), sizeof(ApplyParams<TrieChildren>),
-                            sizeof(FillParams<TrieChildren>), sizeof(TrieAdvanceParams), sizeof(TrieWalkParams),
+  const uint64_t sizes[] = {sizeof(ApplyParams<MaskLists>), sizeof(FillParams<MaskLists>), sizeof(AdvanceParams<MaskLists>),
+                            sizeof(WalkParams<MaskLists>), sizeof(MaskRecordParams), sizeof(ApplyParams<TrieChildren>),
+                            sizeof(FillParams<TrieChildren>), sizeof(AdvanceParams<TrieChildren>), sizeof(WalkParams<TrieChildren>),
                             sizeof(TrieChildrenParams)};
   memcpy(to, sizes, sizeof sizes);
 }
