@@ -64,8 +64,8 @@ def on_gpu(states: Any) -> torch.Tensor:
 
 
 def batches_of(rows: int, width: int, pool: torch.Tensor) -> list[torch.Tensor]:
-    """As many launches' logits as the pool holds, 40 at least, 800 at most."""
-    count = max(1, min(pool.numel() // (rows * width), 800))
+    """As many launches' logits as the pool holds, 40 at least, 768 at most."""
+    count = max(1, min(pool.numel() // (rows * width), 768))
     held = [pool[at * rows * width : (at + 1) * rows * width].view(rows, width) for at in range(count)]
     return [held[at % count] for at in range(max(40, count))]
 
@@ -89,11 +89,15 @@ def time_apply(
     device, rows_found = answers.on_device(), []
     for rows in BATCHES:
         launches = batches_of(rows, answers.vocab_size, pool)
-        walk = on_gpu(states[1:2] if rows == 1 else states[:rows])
+        # A batch of one takes each of the states in turn.
+        walks = [on_gpu(states[at : at + 1]) for at in range(256)] if rows == 1 else [on_gpu(states[:rows])]
+        turns = [walks[at % len(walks)] for at in range(len(launches))]
         root = torch.zeros(rows, dtype=torch.int32, device="cuda")
         times = {
             "fill": microseconds([lambda t=t: t.fill_(float("-inf")) for t in launches]),
-            "apply": microseconds([lambda t=t, s=walk: device.apply(t, s, stream()) for t in launches]),
+            "apply": microseconds(
+                [lambda t=t, s=s: device.apply(t, s, stream()) for t, s in zip(launches, turns, strict=True)]
+            ),
             "root": microseconds([lambda t=t, s=root: device.apply(t, s, stream()) for t in launches]),
         }
         found = {"ids": answers.vocab_size, "dtype": str(dtype)[6:], "batch": rows, **times}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from flashtrie_cli.engine import cuda_launch
 from flashtrie_cli.engine.cpu_masks import MaskArrays
@@ -21,6 +22,9 @@ from flashtrie_cli.engine.cuda_tokens import (
 )
 
 RECORD_BYTES = 32
+DENSE_LENGTH = 32
+"""Lists of more tokens than this have a dense row, the longest first."""
+MAX_DENSE_BYTES = 64 << 20
 
 
 class MaskLists(ctypes.Structure):
@@ -54,7 +58,7 @@ class RecordParams(ctypes.Structure):
 
 
 class CudaMasks(CudaTokens):
-    """The masks of a `TokenMasks` on one device: 32 bytes a node and 4 an entry."""
+    """The masks of a `TokenMasks` on one device: 32 bytes a node, 4 an entry, and dense rows of up to 64 MiB."""
 
     prefix = "mask"
     rows_per_block = THREADS
@@ -62,7 +66,7 @@ class CudaMasks(CudaTokens):
     def __init__(
         self, arrays: MaskArrays, mask_set: Any, eos: Sequence[int], vocab_size: int, device: int = 0
     ):
-        """``mask_set``: the native object of the same masks, for the dense rows of its long lists."""
+        """``mask_set``: the native object of the same masks."""
         source = MaskLists(
             num_nodes=len(arrays.labels), num_far=len(arrays.far_entries), vocab_size=vocab_size,
             hop_bits=mask_set.hop_bits,
@@ -71,24 +75,40 @@ class CudaMasks(CudaTokens):
         self._place(arrays, mask_set, eos)
 
     def _place(self, arrays: MaskArrays, mask_set: Any, eos: Sequence[int]) -> None:
-        """Everything onto the device; the rows only until the records are made of them."""
+        """Everything onto the device, dense rows and records made there."""
         source, ids = self._source, np.array(eos, np.uint32)
         self.num_words = int(mask_set.num_words)
-        parts = {name: getattr(arrays, name) for name in ("entries", "far_entries", "far_targets")}
-        parts |= {"eos": ids, "dense_nodes": mask_set.dense_nodes, "dense_words": mask_set.dense_words}
+        nodes = long_lists(arrays.rows, MAX_DENSE_BYTES // (4 * self.num_words))
+        parts = {name: getattr(arrays, name) for name in ("rows", "entries", "far_entries", "far_targets")}
+        parts |= {"eos": ids, "dense_nodes": nodes}
+        parts["dense_words"] = np.empty(len(nodes) * self.num_words, np.uint32)
         parts["records"] = np.empty((source.num_nodes + 1) * RECORD_BYTES, np.uint8)
         self._memory = upload(parts)
         at = {name: int(memory) for name, memory in self._memory.items()}
         for name in ("records", "entries", "far_entries", "far_targets"):
             setattr(source, name, at[name])
         source.ends = EndTokens(at["eos"], len(ids), 0)
-        source.dense = dense_rows(at["dense_nodes"], at["dense_words"], mask_set.dense_nodes, self.num_words)
-        passing = upload({"rows": arrays.rows})
-        params = RecordParams(
-            at["records"], int(passing["rows"]), at["entries"], at["dense_nodes"], source.num_nodes,
-            source.dense.num_nodes,
-        )  # fmt: skip
-        kernel = self._module.kernel("mask_records", 0)
-        grid = -(-(source.num_nodes + 1) // THREADS)
-        cuda_launch.PreparedLaunch(kernel, (grid, 1, 1), THREADS, 0, params)(0)
+        source.dense = dense_rows(at["dense_nodes"], at["dense_words"], nodes[:0], self.num_words)
+        self._make_records(at, 0)
+        self._fill(at["dense_nodes"], at["dense_words"], self.num_words, len(nodes), None)  # from the lists
+        source.dense = dense_rows(at["dense_nodes"], at["dense_words"], nodes, self.num_words)
+        self._make_records(at, len(nodes))
         cuda_launch.wait(0)
+        del self._memory["rows"]  # the records say it all
+
+    def _make_records(self, at: dict[str, int], num_dense: int) -> None:
+        num_nodes = self._source.num_nodes
+        params = RecordParams(
+            at["records"], at["rows"], at["entries"], at["dense_nodes"], num_nodes, num_dense
+        )
+        kernel = self._module.kernel("mask_records", 0)
+        grid = -(-(num_nodes + 1) // THREADS)
+        cuda_launch.PreparedLaunch(kernel, (grid, 1, 1), THREADS, 0, params)(0)
+
+
+def long_lists(rows: npt.NDArray[np.uint32], most: int) -> npt.NDArray[np.uint32]:
+    """Up to ``most`` nodes with lists of more than DENSE_LENGTH tokens, the longest chosen; ascending."""
+    counts = np.diff(rows & np.uint32(0x7FFF_FFFF))
+    nodes = np.flatnonzero(counts > DENSE_LENGTH)
+    order = np.argsort(counts[nodes], kind="stable")[::-1][:most]
+    return np.sort(nodes[order]).astype(np.uint32)

@@ -177,13 +177,14 @@ class CudaTokens:
         rows = held.shape[0]
         if rows > found.shape[0]:
             raise InputError(f"{rows} states for {found.shape[0]} rows of the bitmask")
+        self._fill(held.pointer, found.pointer, stride, rows, stream)
+
+    def _fill(self, states: int, words: int, stride: int, rows: int, stream: Any) -> None:
         tiles = -(-self.num_words // MASK_TILE_WORDS)
         if rows * tiles > _MAX_TILES:
             raise InputError(f"{rows} rows are too many for one call", hint="split the batch")
+        params = self._fill_params(self._told(False), states, words, stride, self.num_words, rows, tiles)
         if rows:
-            params = self._fill_params(
-                self._told(False), held.pointer, found.pointer, stride, self.num_words, rows, tiles
-            )
             self.launch("fill", -(-rows * tiles // WARPS), params, stream)
 
     def advance(self, states: Any, tokens: Any, allowed: Any = None, stream: Any = None) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import random
 import shutil
-import types
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,15 +42,6 @@ def masks(request) -> TokenMasks:
     masks = TokenMasks.from_strings(members, VOCABULARY, eos=request.param, vocab_size=len(VOCABULARY) + 59)
     assert masks.set.dense_nodes.tolist() == [0, *masks.walk([[FIRST_BYTE + ord("q")]])]
     return masks
-
-
-def without_dense_rows(masks: TokenMasks) -> Any:
-    """What stands for a set whose long lists have no dense rows, because others are longer."""
-    found = types.SimpleNamespace(dense_nodes=np.zeros(0, np.uint32), dense_words=np.zeros(0, np.uint32))
-    found.num_words, found.hop_bits = masks.num_words, masks.set.hop_bits
-    return types.SimpleNamespace(
-        arrays=masks.arrays, set=found, eos=masks.eos, num_nodes=masks.num_nodes, vocab_size=masks.vocab_size
-    )
 
 
 @pytest.fixture(scope="module")
@@ -168,9 +157,8 @@ def test_masked_logits(token_kernels, monkeypatch, masks, dtype, num_multiproces
     check_apply(machine, device, masks, states, dtype, masks.vocab_size, 0, 0, eos_when_ended=True)
     check_apply(machine, device, masks, states[:1], dtype, 3, 1, 0)
     listed = np.array([0, *masks.walk([[FIRST_BYTE + ord("q")]]), 0], np.uint32)
-    check_apply(
-        machine, machine.masks(without_dense_rows(masks)), masks, listed, dtype, masks.vocab_size, 0, 0
-    )
+    monkeypatch.setattr(cuda_masks, "MAX_DENSE_BYTES", 0)
+    check_apply(machine, machine.masks(masks), masks, listed, dtype, masks.vocab_size, 0, 0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -297,6 +285,14 @@ def test_children_as_lists(machine, index, capacity):
         assert np.array_equal(nodes[row, :count], want_nodes[part])
         assert np.all(tokens[row, count:] == 7)
         assert np.all(nodes[row, count:] == 7)
+
+
+def test_the_longest_lists_have_dense_rows(masks):
+    rows = masks.arrays.rows
+    q = int(masks.walk([[FIRST_BYTE + ord("q")]])[0])
+    assert cuda_masks.long_lists(rows, 100).tolist() == [0, q]
+    assert cuda_masks.long_lists(rows, 1).tolist() == [0]
+    assert cuda_masks.long_lists(rows, 0).tolist() == []
 
 
 def test_the_widest_nodes_have_dense_rows(index):
