@@ -7,6 +7,7 @@ tensors or anything with ``__cuda_array_interface__``. Nothing is allocated, cop
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -139,19 +140,28 @@ class CudaTokens:
         int32 [number of states]: the states are of these rows of the logits, all different and in range, and the
         others stay as they are. Raises InputError.
         """
+        self.prepare(logits, states, rows=rows, eos_when_ended=eos_when_ended)(stream)
+
+    def prepare(
+        self, logits: Any, states: Any, *, rows: Any = None, eos_when_ended: bool = False
+    ) -> Callable[[Any], None]:
+        """`apply` on these buffers, checked once: each call with a stream queues it again, on what they hold then.
+
+        The buffers must stay where they are, and alive.
+        """
         found = device_array("logits", logits)
         stride = _row_stride(logits, found)
         chosen = None if rows is None else _index_array("rows", rows)
         num_rows, width = found.shape if chosen is None else (chosen.shape[0], found.shape[1])
         held = state_array(states, num_rows)
         if num_rows == 0 or width == 0:
-            return
+            return lambda stream: None
         form, vectors, num_long_blocks = self._form(num_rows * width * _LOGIT_SIZES[found.dtype])
         batch = _batch(found, num_rows, stride, vectors)
         batch.rows = None if chosen is None else chosen.pointer
         params = self._apply_params(self._told(eos_when_ended), batch, held.pointer, num_long_blocks)
         grid = -(-num_rows * batch.num_tiles // WARPS) + num_long_blocks
-        self.launch(f"apply_{found.dtype}_{form}", grid, params, stream)
+        return self._prepared(f"apply_{found.dtype}_{form}", grid, params)
 
     def _form(self, num_bytes: int) -> tuple[str, int, int]:
         """The kernel for so many bytes of logits, vectors that a lane writes, and blocks for long lists."""
@@ -232,11 +242,16 @@ class CudaTokens:
         return self._source
 
     def launch(self, kernel: str, grid: int, params: ctypes.Structure, stream: Any) -> None:
+        self._prepared(kernel, grid, params)(stream)
+
+    def _prepared(self, kernel: str, grid: int, params: ctypes.Structure) -> Callable[[Any], None]:
         function = self._module.kernel(f"{self.prefix}_{kernel}", 0)
+        queue: Callable[[int], None]
         if self._overlaps:
-            cuda_launch.OverlappingLaunch(function, grid, THREADS, params)(stream_handle(stream))
+            queue = cuda_launch.OverlappingLaunch(function, grid, THREADS, params)
         else:
-            cuda_launch.PreparedLaunch(function, (grid, 1, 1), THREADS, 0, params)(stream_handle(stream))
+            queue = cuda_launch.PreparedLaunch(function, (grid, 1, 1), THREADS, 0, params)
+        return lambda stream: queue(stream_handle(stream))
 
 
 def _batch(logits: DeviceArray, rows: int, stride: int, vectors: int) -> LogitBatch:

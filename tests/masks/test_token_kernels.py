@@ -135,6 +135,13 @@ def test_masked_logits_of_some_rows(machine, masks, monkeypatch):
         given = logits.copy()
         device.apply(DeviceNumpy(given), DeviceNumpy(states), rows=DeviceNumpy(rows))
         assert np.array_equal(given, want)
+    held = states[::-1].copy()
+    mask = device.prepare(DeviceNumpy(given), DeviceNumpy(held), rows=DeviceNumpy(rows))
+    held[:] = states
+    for _ in range(2):
+        given[:] = logits
+        mask(5)
+        assert np.array_equal(given, want)
 
 
 SHAPES = [(0, 0, 0), (70, 3, 5), (-40, 1, 0), (-300, 5, 2)]
