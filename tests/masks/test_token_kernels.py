@@ -107,7 +107,7 @@ def test_long_lists_come_first_in_a_large_batch(token_kernels, monkeypatch, mask
     monkeypatch.setattr(cuda_tokens, "LONG_FIRST_BYTES", 0)
     monkeypatch.setattr(cuda_tokens, "_RESIDENT_WARPS", 0)
     machine = Machine(token_kernels, monkeypatch)
-    states = np.concatenate([some_states(masks, 8), np.zeros(5), some_states(masks, 250), [0]]).astype(
+    states = np.concatenate([[1], some_states(masks, 8), np.zeros(5), some_states(masks, 250), [2]]).astype(
         np.uint32
     )
     name, num_blocks, _ = check_apply(
