@@ -13,6 +13,7 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ POOL_BYTES = 400_000_000
 DTYPES = (torch.float32, torch.bfloat16)
 BATCHES = (1, 32, 256)
 NUM_REPLAYS = 15
+WARM_SECONDS = 0.03
+"""Of replays before those that count: what comes after an idle time is slower."""
 
 
 def microseconds(calls: list[Callable[[], Any]], replays: int = NUM_REPLAYS) -> float:
@@ -43,7 +46,10 @@ def microseconds(calls: list[Callable[[], Any]], replays: int = NUM_REPLAYS) -> 
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    graph.replay()
+    warm = time.perf_counter() + WARM_SECONDS
+    while time.perf_counter() < warm:
+        graph.replay()
+        torch.cuda.synchronize()
     times = []
     for _ in range(replays):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
