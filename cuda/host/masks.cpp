@@ -163,7 +163,7 @@ MaskRows::MaskRows(const MaskSet& masks, size_t num_rows)
 }
 
 void MaskRows::forget() {
-  uint32_t* const shared = words_.data() + num_rows() * masks_.num_words();
+  uint32_t* const shared = row_at(num_rows());
   std::fill(words_.data(), shared, 0);
   if (num_shared() > 0) memcpy(shared, masks_.dense_words().data(), masks_.dense_words().size() * sizeof(uint32_t));
   std::fill(shown_.begin(), shown_.end(), masks_.ended());
@@ -186,7 +186,7 @@ void MaskRows::show(const uint32_t* states, size_t count, int32_t* at) {
       __builtin_prefetch(view.entries + ranges[i - begin].first);
     }
     for (size_t i = begin; i < end; ++i) {
-      uint32_t* const row = &words_[i * masks_.num_words()];
+      uint32_t* const row = row_at(i);
       prefetch_words(ranges[i - begin], row);
       prefetch_words(entry_range(view, shown_[i]), row);
     }
@@ -199,7 +199,7 @@ void MaskRows::show(const uint32_t* states, size_t count, int32_t* at) {
         if (dense != nullptr) continue;
       }
       if (states[i] == shown_[i]) continue;
-      uint32_t* const row = &words_[i * masks_.num_words()];
+      uint32_t* const row = row_at(i);
       if (const uint32_t* copied = masks_.copied_row(states[i], range)) {
         memcpy(row, copied, masks_.num_words() * sizeof(uint32_t));
       } else {

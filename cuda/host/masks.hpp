@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "flashtrie/masks.cuh"
+#include "huge_words.hpp"
 
 namespace flashtrie {
 
@@ -72,8 +73,10 @@ class MaskRows {
   void show(const uint32_t* states, size_t count, int32_t* at);
   void prefetch_words(EntryRange range, const uint32_t* row) const;
 
+  uint32_t* row_at(size_t i) { return words_.data() + i * masks_.num_words(); }
+
   const MaskSet& masks_;
-  std::vector<uint32_t> words_;
+  HugeWords words_;
   std::vector<uint32_t> shown_;  // ended() for an empty row
 };
 
