@@ -2,7 +2,7 @@
 //
 // A warp needs nothing of the others: a tile in which nothing is allowed is 16-byte stores and no more, and warps
 // that wait for what their row allows leave the memory to those that write. Tiles of a row are numbered along it, and
-// the first may begin before the row does, because tiles start on 128 bytes: a warp then writes whole cache lines.
+// a tile's first vector may begin before the row does, because vectors start on 16 bytes.
 #pragma once
 #include "simt.cuh"
 
@@ -37,8 +37,6 @@ struct LogitBatch {
   }
 };
 
-constexpr uint32_t kTileAlignment = 128;  // bytes
-
 template <typename Type, int kVectors>
 struct LogitTile {
   using Raw = typename Type::Raw;
@@ -53,7 +51,7 @@ struct LogitTile {
 
   FT_DEVICE LogitTile(const LogitBatch& batch, uint32_t row_number, uint32_t number) {
     row = static_cast<Raw*>(batch.logits) + row_number * batch.row_stride;
-    const int32_t shift = static_cast<int32_t>(reinterpret_cast<uintptr_t>(row) % kTileAlignment / sizeof(Raw));
+    const int32_t shift = static_cast<int32_t>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(Raw));
     begin = static_cast<int32_t>(number) * kLogits - shift;
     const int32_t end = begin + kLogits, width = static_cast<int32_t>(batch.width);
     low = begin > 0 ? begin : 0;

@@ -23,8 +23,6 @@ MASK_TILE_WORDS = 128
 """Mask words that a warp writes (MaskTile)."""
 _VECTOR_BYTES = 32 * 16
 """Of a warp."""
-_TILE_ALIGNMENT = 128
-"""Bytes on which tiles start (kTileAlignment)."""
 _RESIDENT_WARPS = 32
 """Warps of a multiprocessor that all write at once, if a batch is small."""
 LONG_FIRST_BYTES = 96 << 20
@@ -259,8 +257,8 @@ class CudaTokens:
 def _batch(logits: DeviceArray, rows: int, stride: int, vectors: int) -> LogitBatch:
     """How rows are cut into tiles of 32 times ``vectors`` vectors."""
     width = logits.shape[1]
-    # A row may begin up to a logit before the next place where a tile may.
-    tiles = -(-((width - 1) * _LOGIT_SIZES[logits.dtype] + _TILE_ALIGNMENT) // (_VECTOR_BYTES * vectors))
+    # One logit less than a vector may lie before the first that starts on 16 bytes.
+    tiles = -(-((width - 1) * _LOGIT_SIZES[logits.dtype] + 16) // (_VECTOR_BYTES * vectors))
     if rows * tiles > _MAX_TILES or width > _MAX_WIDTH:
         raise InputError(f"{rows} rows of {width} are too many for one call", hint="split the batch")
     shift = (tiles - 1).bit_length()
