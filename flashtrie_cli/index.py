@@ -154,7 +154,10 @@ class Index:
         if self._steps_engine is None:
             engine = self.engine
             self._steps_engine = engine if isinstance(engine, CpuEngine) else CpuEngine(self.stored)
-        return TrieSteps(self._steps_engine.trie, self.num_nodes, eos=eos, vocab_size=vocab_size)
+        return TrieSteps(
+            self._steps_engine.trie, self.num_nodes, eos=eos, vocab_size=vocab_size,
+            resident=getattr(self.engine, "device_trie", None),
+        )  # fmt: skip
 
     def encode(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
         """Texts to tokens by the index's own vocabulary; UsageError where it holds none."""

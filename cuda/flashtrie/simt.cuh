@@ -114,6 +114,38 @@ FT_DEVICE void touch(const void* at, uint32_t* to) {
 #endif
 }
 
+// 16 bytes at a time, whatever the compiler makes of the code around; in the order in which they stand.
+FT_DEVICE void store_quad(Quad* at, const Quad& quad) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(quad.x), "r"(quad.y), "r"(quad.z), "r"(quad.w) : "memory");
+}
+FT_DEVICE void load_quad_if(bool wanted, const Quad* at, Quad* to) {
+  asm volatile(
+      "{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %5, 0;\n@wanted ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      : "+r"(to->x), "+r"(to->y), "+r"(to->z), "+r"(to->w)
+      : "l"(at), "r"(static_cast<uint32_t>(wanted))
+      : "memory");
+}
+
+// Launches that overlap (sm_90 and newer; nothing elsewhere): the next kernel of the stream may take its places
+// already, and nothing of the kernels before may be touched until they are done.
+FT_DEVICE void release_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+FT_DEVICE void await_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// The value is ready here, not computed later.
+template <typename T>
+FT_DEVICE void hold(T* value) {
+  asm volatile("" ::"l"(value));
+}
+FT_DEVICE void hold(uint32_t value) { asm volatile("" ::"r"(value)); }
+
 FT_DEVICE float half_to_float(uint16_t bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));

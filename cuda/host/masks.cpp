@@ -6,10 +6,13 @@
 namespace flashtrie {
 namespace {
 
-// Rows longer than this get a dense copy: copying 16 KiB costs about what setting 250 bits does.
-constexpr uint32_t kDenseLength = 256;
-// All dense copies together, so that a large set does not pay for its few hundred long rows in memory.
-constexpr size_t kDenseBytes = size_t(1) << 20;
+// Rows longer than this may get a dense copy, which batches share and the GPU reads.
+constexpr uint32_t kDenseLength = 32;
+// Of those, rows longer than this are filled by copying it: 16 KiB cost about what setting 250 bits does.
+constexpr uint32_t kCopiedLength = 256;
+// All dense copies together, so that a large set does not pay for its few hundred long rows in memory; no more than the
+// lists take, either.
+constexpr size_t kDenseBytes = size_t(1) << 19;
 // States looked at together, so that their cache misses overlap.
 constexpr size_t kGroup = 32;
 constexpr uint32_t kPrefetchedEntries = 4;
@@ -62,7 +65,9 @@ MaskSet::MaskSet(const MaskView& masks)
     const EntryRange range = entry_range(masks_, node);
     if (range.last - range.first > kDenseLength) long_rows.emplace_back(range.last - range.first, node);
   }
-  const size_t kept = std::min(long_rows.size(), std::max<size_t>(1, kDenseBytes / (num_words_ * sizeof(uint32_t))));
+  const size_t list_bytes = (masks_.num_nodes + size_t(masks_.rows[masks_.num_nodes])) * sizeof(uint32_t);
+  const size_t most = std::min(kDenseBytes, list_bytes) / (num_words_ * sizeof(uint32_t));
+  const size_t kept = std::min(long_rows.size(), std::max<size_t>(1, most));
   std::partial_sort(long_rows.begin(), long_rows.begin() + kept, long_rows.end(), [](const auto& a, const auto& b) {
     return a.first != b.first ? a.first > b.first : a.second < b.second;
   });
@@ -79,6 +84,11 @@ const uint32_t* MaskSet::dense_row(uint32_t state, EntryRange range) const {
   return &dense_words_[static_cast<size_t>(found - dense_nodes_.begin()) * num_words_];
 }
 
+// Whose row is copied rather than set bit by bit.
+const uint32_t* MaskSet::copied_row(uint32_t state, EntryRange range) const {
+  return range.last - range.first > kCopiedLength ? dense_row(state, range) : nullptr;
+}
+
 void MaskSet::set_bits(EntryRange range, uint32_t* row) const {
   for (uint32_t entry = range.first; entry < range.last; ++entry) set_bit(row, entry_token(masks_, entry));
   if (range.terminal)
@@ -87,7 +97,7 @@ void MaskSet::set_bits(EntryRange range, uint32_t* row) const {
 
 void MaskSet::clear_bits(uint32_t state, uint32_t* row) const {
   const EntryRange range = entry_range(masks_, state);
-  if (range.last - range.first > kDenseLength) {
+  if (range.last - range.first > kCopiedLength) {
     memset(row, 0, num_words_ * sizeof(uint32_t));
     return;
   }
@@ -98,7 +108,7 @@ void MaskSet::clear_bits(uint32_t state, uint32_t* row) const {
 
 void MaskSet::fill(uint32_t state, uint32_t* row) const {
   const EntryRange range = entry_range(masks_, state);
-  if (const uint32_t* dense = dense_row(state, range)) {
+  if (const uint32_t* dense = copied_row(state, range)) {
     memcpy(row, dense, num_words_ * sizeof(uint32_t));
     return;
   }
@@ -148,10 +158,14 @@ void MaskSet::walk_each(const int64_t* tokens, size_t count, size_t length, size
 }
 
 MaskRows::MaskRows(const MaskSet& masks, size_t num_rows)
-    : masks_(masks), words_(num_rows * masks.num_words()), shown_(num_rows, masks.ended()) {}
+    : masks_(masks), words_((num_rows + masks.dense_nodes().size()) * masks.num_words()), shown_(num_rows, masks.ended()) {
+  forget();
+}
 
 void MaskRows::forget() {
-  std::fill(words_.begin(), words_.end(), 0);
+  uint32_t* const shared = row_at(num_rows());
+  std::fill(words_.data(), shared, 0);
+  if (num_shared() > 0) memcpy(shared, masks_.dense_words().data(), masks_.dense_words().size() * sizeof(uint32_t));
   std::fill(shown_.begin(), shown_.end(), masks_.ended());
 }
 
@@ -161,7 +175,7 @@ void MaskRows::prefetch_words(EntryRange range, const uint32_t* row) const {
     __builtin_prefetch(row + entry_token(masks_.masks_, entry) / kMaskWordBits, 1);
 }
 
-void MaskRows::fill(const uint32_t* states, size_t count) {
+void MaskRows::show(const uint32_t* states, size_t count, int32_t* at) {
   const MaskView& view = masks_.masks_;
   EntryRange ranges[kGroup];
   for (size_t begin = 0; begin < count; begin += kGroup) {
@@ -172,18 +186,25 @@ void MaskRows::fill(const uint32_t* states, size_t count) {
       __builtin_prefetch(view.entries + ranges[i - begin].first);
     }
     for (size_t i = begin; i < end; ++i) {
-      uint32_t* const row = &words_[i * masks_.num_words()];
+      uint32_t* const row = row_at(i);
       prefetch_words(ranges[i - begin], row);
       prefetch_words(entry_range(view, shown_[i]), row);
     }
     for (size_t i = begin; i < end; ++i) {
+      const EntryRange range = ranges[i - begin];
+      if (at != nullptr) {
+        const uint32_t* const dense = masks_.dense_row(states[i], range);
+        const ptrdiff_t shared = dense == nullptr ? 0 : (dense - masks_.dense_words().data()) / masks_.num_words();
+        at[i] = static_cast<int32_t>(dense == nullptr ? i : num_rows() + shared);
+        if (dense != nullptr) continue;
+      }
       if (states[i] == shown_[i]) continue;
-      uint32_t* const row = &words_[i * masks_.num_words()];
-      if (masks_.dense_row(states[i], ranges[i - begin]) != nullptr) {
-        masks_.fill(states[i], row);
+      uint32_t* const row = row_at(i);
+      if (const uint32_t* copied = masks_.copied_row(states[i], range)) {
+        memcpy(row, copied, masks_.num_words() * sizeof(uint32_t));
       } else {
         masks_.clear_bits(shown_[i], row);
-        masks_.set_bits(ranges[i - begin], row);
+        masks_.set_bits(range, row);
       }
       shown_[i] = states[i];
     }

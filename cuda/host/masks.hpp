@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "flashtrie/masks.cuh"
+#include "huge_words.hpp"
 
 namespace flashtrie {
 
@@ -43,6 +44,7 @@ class MaskSet {
  private:
   friend class MaskRows;
   const uint32_t* dense_row(uint32_t state, EntryRange range) const;
+  const uint32_t* copied_row(uint32_t state, EntryRange range) const;
   void set_bits(EntryRange range, uint32_t* row) const;
   void clear_bits(uint32_t state, uint32_t* row) const;
 
@@ -53,21 +55,28 @@ class MaskSet {
 };
 
 // A bitmask [num_rows, num_words] that remembers which state each row shows. A fill undoes the bits of
-// the state before and sets those of the new one; it touches a row's other words never.
+// the state before and sets those of the new one; it touches a row's other words never. Behind these rows
+// stand the dense rows, which never change and which states may share.
 class MaskRows {
  public:
   MaskRows(const MaskSet& masks, size_t num_rows);
-  void fill(const uint32_t* states, size_t count);  // rows [0, count)
-  void forget();                                     // the caller wrote into the rows: clear them all
+  void fill(const uint32_t* states, size_t count) { show(states, count, nullptr); }  // rows [0, count)
+  // The same, but a state with a dense row is shown by that one, nothing copied: at[i] is the row of state i.
+  void share(const uint32_t* states, size_t count, int32_t* at) { show(states, count, at); }
+  void forget();  // the caller wrote into the rows: clear them all
 
   uint32_t* words() { return words_.data(); }
   size_t num_rows() const { return shown_.size(); }
+  size_t num_shared() const { return masks_.dense_nodes().size(); }
 
  private:
+  void show(const uint32_t* states, size_t count, int32_t* at);
   void prefetch_words(EntryRange range, const uint32_t* row) const;
 
+  uint32_t* row_at(size_t i) { return words_.data() + i * masks_.num_words(); }
+
   const MaskSet& masks_;
-  std::vector<uint32_t> words_;
+  HugeWords words_;
   std::vector<uint32_t> shown_;  // ended() for an empty row
 };
 

@@ -238,17 +238,24 @@ class Compiler {
 };
 
 // A node has one child unless a member ends there or the next member leaves the path there.
-void mark_single(const std::vector<std::string_view>& members, const std::vector<uint32_t>& shared, size_t deepest,
-                 CompiledMasks& made) {
-  std::vector<uint32_t> path(deepest + 1, 0);  // nodes of the current member by depth
+void mark_single(const std::vector<std::string_view>& members, const std::vector<uint32_t>& shared, CompiledMasks& made) {
+  // What is left of the current member's path: runs of nodes that one member added, by depth.
+  struct Run {
+    uint32_t depth, node;
+  };
+  std::vector<Run> path{{0, 0}};
+  const size_t num_nodes = made.labels.size();
+  std::fill(made.single.begin(), made.single.end(), ~uint64_t(0));
+  if (num_nodes % 64 != 0) made.single.back() = (uint64_t(1) << (num_nodes % 64)) - 1;
   const auto clear = [&made](uint32_t node) { made.single[node >> 6] &= ~(uint64_t(1) << (node & 63)); };
-  for (uint32_t node = 0; node < made.labels.size(); ++node) made.single[node >> 6] |= uint64_t(1) << (node & 63);
   if (members.empty()) clear(0);
-  uint32_t node = 0;
+  uint32_t last = 0;  // node
   for (size_t i = 0; i < members.size(); ++i) {
-    if (i > 0) clear(path[shared[i]]);
-    for (size_t depth = shared[i] + 1; depth <= members[i].size(); ++depth) path[depth] = ++node;
-    clear(path[members[i].size()]);
+    while (path.back().depth > shared[i]) path.pop_back();
+    if (i > 0) clear(path.back().node + (shared[i] - path.back().depth));
+    path.push_back({shared[i] + 1, last + 1});
+    last += static_cast<uint32_t>(members[i].size() - shared[i]);
+    clear(last);
   }
 }
 
@@ -305,7 +312,7 @@ CompileStatus compile_masks(const AutomatonView& automaton, uint32_t vocab_size,
   made.labels.resize(num_nodes);
   made.single.assign((num_nodes + 63) / 64, 0);
   walk_automaton(automaton, members, shared, deepest, made.rows.data(), made.labels.data());
-  mark_single(members, shared, deepest, made);
+  mark_single(members, shared, made);
   return Compiler(automaton, hop_bits_for(vocab_size), made)
       .run(members, shared, static_cast<uint32_t>(num_nodes), deepest);
 }

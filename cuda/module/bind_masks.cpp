@@ -239,6 +239,19 @@ struct PyMaskRows {
   MaskRows rows;
 };
 
+void check_shown(const PyMaskRows& self, const States& states) {
+  check_states(*self.masks->set, states.data(), states.size());
+  if (states.size() > self.rows.num_rows()) throw nb::value_error("more states than rows");
+}
+
+// The rows of a batch, or with the shared ones behind them, as a view that keeps them alive.
+nb::ndarray<nb::numpy, int32_t, nb::ndim<2>> words_of(nb::handle self, bool with_shared) {
+  PyMaskRows& made = nb::cast<PyMaskRows&>(self);
+  const size_t num_rows = made.rows.num_rows() + (with_shared ? made.rows.num_shared() : 0);
+  const size_t shape[2] = {num_rows, made.masks->set->num_words()};
+  return nb::ndarray<nb::numpy, int32_t, nb::ndim<2>>(made.rows.words(), 2, shape, self);
+}
+
 void bind_matcher(nb::module_& m) {
   nb::class_<Matcher>(m, "Matcher")
       .def_ro("state", &Matcher::state)
@@ -270,17 +283,23 @@ void bind_mask_rows(nb::module_& m) {
   nb::class_<PyMaskRows>(m, "MaskRows")
       .def("fill",
            [](PyMaskRows& self, States states) {
-             check_states(*self.masks->set, states.data(), states.size());
-             if (states.size() > self.rows.num_rows()) throw nb::value_error("more states than rows");
+             check_shown(self, states);
              nb::gil_scoped_release release;
              self.rows.fill(states.data(), states.size());
            })
+      .def("share",
+           [](PyMaskRows& self, States states) {
+             check_shown(self, states);
+             std::vector<int32_t> at(states.size());
+             {
+               nb::gil_scoped_release release;
+               self.rows.share(states.data(), states.size(), at.data());
+             }
+             return to_numpy(std::move(at));
+           })
       .def("forget", [](PyMaskRows& self) { self.rows.forget(); })
-      .def_prop_ro("words", [](nb::handle self) {
-        PyMaskRows& made = nb::cast<PyMaskRows&>(self);
-        const size_t shape[2] = {made.rows.num_rows(), made.masks->set->num_words()};
-        return nb::ndarray<nb::numpy, int32_t, nb::ndim<2>>(made.rows.words(), 2, shape, self);
-      });
+      .def_prop_ro("words", [](nb::handle self) { return words_of(self, false); })
+      .def_prop_ro("table", [](nb::handle self) { return words_of(self, true); });
 }
 
 }  // namespace

@@ -146,10 +146,11 @@ def batch_times(masks: TokenMasks, rng: random.Random) -> dict[str, Any]:
     """One call fills the rows of a batch of generations, one advances their states.
 
     ``in_step``: all begin together and none again, so that the first fill writes a long row for each;
-    ``staggered``: one that ends begins anew at once, so that some rows of every fill are the root's long one.
+    ``staggered``: one that ends begins anew at once, so that some rows of every fill are the root's long one;
+    ``shared``: the same where states with long lists share a row.
     """
-    rows = masks.rows(BATCH_SIZE)
-    fills: dict[str, list[int]] = {"first": [], "in_step": [], "staggered": []}
+    rows, sharing = masks.rows(BATCH_SIZE), masks.rows(BATCH_SIZE)
+    fills: dict[str, list[int]] = {"first": [], "in_step": [], "staggered": [], "shared": []}
     advances: list[int] = []
     clock = time.perf_counter_ns
     states = np.zeros(BATCH_SIZE, np.uint32)
@@ -159,6 +160,10 @@ def batch_times(masks: TokenMasks, rng: random.Random) -> dict[str, Any]:
         begin = clock()
         rows.fill(states)
         fills["staggered" if is_staggered else "first" if is_first else "in_step"].append(clock() - begin)
+        begin = clock()
+        sharing.share(states)
+        if is_staggered:
+            fills["shared"].append(clock() - begin)
         tokens = _random_tokens(masks, states, rng)
         begin = clock()
         states, _ = masks.advance(states, tokens)

@@ -206,7 +206,7 @@ MASK_COLUMNS = (
     ("set", "left"), ("members", "right"), ("system", "left"), ("compile ms", "right"), ("CPU ms", "right"),
     ("times ours", "right"), ("fill µs p50", "right"), ("mean", "right"), ("p99", "right"),
     ("advance µs p50", "right"), ("MB", "right"),
-    ("batch 256 µs: in step", "right"), ("staggered", "right"), ("advance", "right"),
+    ("batch 256 µs: in step", "right"), ("staggered", "right"), ("shared", "right"), ("advance", "right"),
 )  # fmt: skip
 
 
@@ -227,6 +227,7 @@ def _row_text(row: dict[str, Any]) -> list[str]:
         f"{row['memory'] / 1e6:,.2f}" if row["memory"] is not None else "",
         f"{batch['in_step_fill_us']['median']:,.1f}" if batch else "",
         f"{batch['staggered_fill_us']['median']:,.1f}" if batch else "",
+        f"{batch['shared_fill_us']['median']:,.1f}" if batch else "",
         f"{batch['advance_us']['median']:,.1f}" if batch else "",
     ]
 

@@ -83,6 +83,12 @@ def command(
     prefix_space: Annotated[
         bool, typer.Option("--prefix-space", help="Masks: members follow a space.")
     ] = False,
+    no_added_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--no-added-tokens", help="Masks: tokens added to the vocabulary do not count as their text."
+        ),
+    ] = False,
     json_schema: Annotated[
         str | None, typer.Option(metavar="FILE", help="Masks: the set is an enum of this JSON schema.")
     ] = None,
@@ -115,6 +121,7 @@ def command(
             eos=eos,
             json_quoted=json_quoted,
             prefix_space=prefix_space,
+            added_is_text=not no_added_tokens,
             codec=codec,
             level=level,
             threads=thread_count(threads),
@@ -122,9 +129,10 @@ def command(
         )
         _show_masks(made, json=json, quiet=quiet)
         return
-    if vocab_size or eos or json_quoted or prefix_space or json_schema or pointer:
+    if vocab_size or eos or json_quoted or prefix_space or no_added_tokens or json_schema or pointer:
         raise UsageError(
-            "--vocab-size, --eos, --json-quoted, --prefix-space, --json-schema and --pointer go with --masks"
+            "--vocab-size, --eos, --json-quoted, --prefix-space, --no-added-tokens, --json-schema and --pointer "
+            "go with --masks"
         )
     if not inputs:
         raise UsageError("nothing to build from", hint="name files of keys, or - for stdin")

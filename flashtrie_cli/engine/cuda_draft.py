@@ -85,7 +85,7 @@ class DraftParams(ctypes.Structure):
     )
 
 
-class _Trie(ctypes.Structure):
+class TrieStruct(ctypes.Structure):
     """Twin of TrieView."""
 
     _fields_ = (
@@ -100,7 +100,7 @@ class _Constraint(ctypes.Structure):
     """Twin of the header's DraftConstraint."""
 
     _fields_ = (
-        ("trie", _Trie),
+        ("trie", TrieStruct),
         ("start_states", _pointer),
         ("end_token", ctypes.c_int64),
         ("renormalise", ctypes.c_int32),
@@ -239,7 +239,7 @@ def fill_legal_params(
     """Parameters of the constrained kernel; ``view``: the trie's device pointers (cuda_layout.TRIE)."""
     params = LegalParams()
     _fill_common(params, plan, pointers)
-    params.constraint.trie = _Trie.from_buffer_copy(view.tobytes())
+    params.constraint.trie = TrieStruct.from_buffer_copy(view.tobytes())
     params.constraint.start_states = pointers.get("start_states", 0)
     params.constraint.end_token = -1 if constraint.end_token is None else constraint.end_token
     params.constraint.renormalise = int(constraint.scoring == "renorm")

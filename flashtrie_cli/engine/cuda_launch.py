@@ -13,6 +13,7 @@ from flashtrie_cli.errors import EngineUnavailable
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _DEFAULT_SHARED = 48 << 10  # what a kernel may ask for without being allowed more
 
 _driver: Any = None
@@ -58,6 +59,11 @@ def zero(pointer: int, num_words: int, stream: int) -> None:
     check(code, "cuMemsetD32Async")
 
 
+def wait(stream: int) -> None:
+    """Until everything queued on a stream is done."""
+    check(driver().cuStreamSynchronize(ctypes.c_void_p(stream)), "cuStreamSynchronize")
+
+
 class KernelModule:
     """A compiled module, loaded into the current context; its kernels take one structure by value."""
 
@@ -78,6 +84,54 @@ class KernelModule:
             code = driver().cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared_bytes)
             check(code, f"cuFuncSetAttribute({name}, {shared_bytes} bytes of shared memory)")
         return function
+
+
+class _Attribute(ctypes.Structure):
+    """Twin of CUlaunchAttribute, as far as it is used: an id, and a value of 64 bytes that begins with a flag."""
+
+    _fields_ = (
+        ("id", ctypes.c_uint),
+        ("_padding", ctypes.c_uint),
+        ("flag", ctypes.c_uint),
+        ("_rest", ctypes.c_uint * 15),
+    )
+
+
+class _Config(ctypes.Structure):
+    """Twin of CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
+class OverlappingLaunch:
+    """One kernel that may take its places while the one before it in the stream ends.
+
+    Only for kernels that wait for that one before they touch anything (`simt::await_previous_kernel`), on devices of
+    compute capability 9.0 and newer.
+    """
+
+    def __init__(self, function: ctypes.c_void_p, num_blocks: int, threads: int, params: ctypes.Structure):
+        self._params = params
+        self._arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        self._attribute = _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, flag=1)
+        self._config = _Config(
+            (num_blocks, 1, 1), (threads, 1, 1), 0, None, ctypes.pointer(self._attribute), 1
+        )
+        self._function = function
+        self._launch = driver().cuLaunchKernelEx
+
+    def __call__(self, stream: int) -> None:
+        self._config.stream = stream
+        code = self._launch(ctypes.byref(self._config), self._function, self._arguments, ctypes.c_void_p())
+        if code:
+            check(code, "cuLaunchKernelEx")
 
 
 class PreparedLaunch:

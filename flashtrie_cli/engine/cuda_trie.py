@@ -23,9 +23,12 @@ _CHUNK_BYTES = 64 << 20
 
 
 class DeviceTrie:
-    """``trie``: the native trie (``CpuEngine.trie``). ``view`` is what the kernels take; ``size`` in bytes."""
+    """``trie``: the native trie (``CpuEngine.trie``). ``view`` is what the kernels take; ``size`` in bytes.
 
-    def __init__(self, trie: Any, device: Device):
+    ``root_table``: only the search kernels want one.
+    """
+
+    def __init__(self, trie: Any, device: Device, *, root_table: bool = True):
         self.device = device
         self.depth = int(trie.depth)
         self.num_nodes = int(trie.num_nodes)
@@ -56,7 +59,7 @@ class DeviceTrie:
         self._tag_nodes()
         self.root_last = root_end(arrays["louds"])
         self.root_table, self.root_shift, self.root_places = 0, 0, 0
-        if self.root_last > _MIN_ROOT_FAN_OUT:
+        if root_table and self.root_last > _MIN_ROOT_FAN_OUT:
             self._build_root_table(trie)
         self.size = sum(self._sizes)
 

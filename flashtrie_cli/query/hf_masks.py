@@ -9,7 +9,7 @@ import numpy as np
 from transformers import LogitsProcessor
 
 from flashtrie_cli.errors import UsageError
-from flashtrie_cli.query.mask_scatter import allowed_pairs, keep_only
+from flashtrie_cli.query.mask_scatter import allowed_pairs, device_answers, keep_only, masked_on_device
 from flashtrie_cli.query.token_masks import REJECTED, TokenMasks
 from flashtrie_cli.query.trie_steps import TrieSteps
 
@@ -23,6 +23,7 @@ class MaskLogitsProcessor(LogitsProcessor):
     ``masks``: a `TokenMasks`, or the `TrieSteps` of a token trie, whose keys are then the only answers.
     ``prompt_length``: columns of ``input_ids`` that are not part of the answer: ``inputs.input_ids.shape[1]`` for
     a decoder (padding included), 1 for an encoder-decoder. Rows past their end keep their end-of-sequence ids.
+    On a GPU the kernels find the places and mask the scores, and nothing waits for the device.
     """
 
     supports_continuous_batching = False  # rows of one call would have different prompt lengths
@@ -40,7 +41,11 @@ class MaskLogitsProcessor(LogitsProcessor):
                 f"scores are {scores.shape[-1]} wide, the masks {self.masks.vocab_size}",
                 hint="--vocab-size at the build",
             )
-        states = _states_of(self.masks, input_ids[:, self.prompt_length :])
+        answer = input_ids[:, self.prompt_length :]
+        device = device_answers(self.masks, scores)
+        if device is not None:
+            return masked_on_device(device, answer, scores)
+        states = _states_of(self.masks, answer)
         return keep_only(scores, *allowed_pairs(self.masks, states, eos_when_ended=True))
 
 

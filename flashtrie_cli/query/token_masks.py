@@ -18,10 +18,9 @@ from flashtrie_cli.errors import IndexFileError, UsageError
 from flashtrie_cli.format import layout
 from flashtrie_cli.format.reader import IndexFile
 from flashtrie_cli.format.writer import IndexWriter
+from flashtrie_cli.query.token_states import REJECTED, TokenStates
 from flashtrie_cli.trie.token_bytes import MAX_VOCAB_SIZE, TokenBytes
 
-REJECTED = 0xFFFF_FFFF
-"""What ``walk`` answers for tokens that no member begins with."""
 WORD_BITS = 32
 
 _ARRAYS = {
@@ -47,7 +46,7 @@ class Forced(NamedTuple):
     tokens: list[int]
 
 
-class TokenMasks:
+class TokenMasks(TokenStates):
     """Compiled masks. Make them with `from_strings`, or open an index that ``flashtrie build --masks`` made."""
 
     def __init__(self, arrays: MaskArrays, tokens: TokenBytes, meta: dict[str, Any], *, check: bool = False):
@@ -57,6 +56,7 @@ class TokenMasks:
         self.eos: tuple[int, ...] = tuple(meta["eos"])
         self.vocab_size: int = meta["vocab_size"]
         self.set = open_mask_set(arrays, self.eos, self.vocab_size, check=check)
+        super().__init__(self.set, len(arrays.labels))
         self._first_token_of_byte: list[int | None] | None = None
 
     # --- making and keeping ---
@@ -166,16 +166,6 @@ class TokenMasks:
         return self.arrays.entries >> np.uint32(self.set.hop_bits)
 
     @property
-    def num_words(self) -> int:
-        """int32 words of a mask row."""
-        return int(self.set.num_words)
-
-    @property
-    def ended(self) -> int:
-        """The state after an end-of-sequence token, in which nothing is allowed."""
-        return self.num_nodes
-
-    @property
     def resident_bytes(self) -> int:
         """Memory of the masks: the arrays and the dense copies of the few long rows (not the token texts)."""
         return self.arrays.num_bytes + int(self.set.dense_bytes)
@@ -198,34 +188,8 @@ class TokenMasks:
         """Allowed ids of a state, ascending, end-of-sequence ids included."""
         return self.set.allowed(state)
 
-    def allowed_lists(self, states: npt.ArrayLike) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Allowed ids of each state, one list after the other: ids uint32, offsets int64 [len(states) + 1]."""
-        return self.set.allowed_lists(_states(states))
-
     def forced(self, state: int) -> Forced:
         return Forced(*self.set.forced(state))
-
-    def fill(self, states: npt.ArrayLike, bitmask: Any) -> None:
-        """Write the mask of each state into the rows of an int32 array [>= len(states), >= num_words]."""
-        self.set.fill(_states(states), bitmask)
-
-    def advance(
-        self, states: npt.ArrayLike, tokens: npt.ArrayLike
-    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
-        """Each state after its token, and whether the token was allowed; where it was not the state stays."""
-        after = np.array(states, np.uint32)
-        allowed = self.set.advance(after, np.ascontiguousarray(tokens, np.int64))
-        return after, allowed.view(np.bool_)
-
-    def walk(self, token_rows: npt.ArrayLike) -> npt.NDArray[np.uint32]:
-        """The state after each row of tokens [rows, length] from the root, uint32.
-
-        REJECTED where a token was not allowed; tokens behind an end-of-sequence token are not looked at.
-        """
-        rows = np.ascontiguousarray(token_rows, np.int64)
-        if rows.ndim != 2:
-            raise ValueError(f"token rows have two dimensions, not {rows.ndim}")
-        return self.set.walk(rows)
 
     def walk_bytes(self, text: bytes) -> int | None:
         """The state after some bytes, None where no tokens lead there."""
@@ -242,11 +206,7 @@ class TokenMasks:
             state = int(after[0])
         return state
 
-    def on_device(self, device: int = 0) -> Any:
-        """The same masks on a GPU, for device arrays: see `CudaMasks.apply` and `CudaMasks.advance`.
-
-        Raises EngineUnavailable where there is no GPU.
-        """
+    def _open_device(self, device: int) -> Any:
         from flashtrie_cli.engine.cuda_masks import CudaMasks
 
         return CudaMasks(self.arrays, self.set, self.eos, self.vocab_size, device)
@@ -255,14 +215,12 @@ class TokenMasks:
         """A bitmask of its own for a batch, the quickest way to fill one at every step.
 
         ``fill(states uint32 [n])`` shows the masks of the states in rows 0 to n - 1 of ``words``, an int32 array
-        [num_rows, num_words], and touches only the words that change. Whoever writes into ``words`` says so
-        with ``forget()``.
+        [num_rows, num_words], and touches only the words that change. ``share(states)`` does without copying even
+        that for states with long lists (the root, mostly): it returns int32 [n], and row ``at[i]`` of ``table`` shows
+        state i, where ``table`` is ``words`` and, behind them, the rows of those states. Whoever writes into ``words``
+        says so with ``forget()``.
         """
         return self.set.mask_rows(num_rows)
-
-    def bitmask(self, num_rows: int = 1) -> npt.NDArray[np.int32]:
-        """Zeros of the right shape for `fill`."""
-        return np.zeros((num_rows, self.num_words), np.int32)
 
     def _tokens_of_single_bytes(self) -> list[int | None]:
         found: list[int | None] = [None] * 256
@@ -286,10 +244,6 @@ class TokenMasks:
                 if spelled and text.startswith(spelled, at):
                     reached[at + len(spelled)] = int(self.advance([reached[at]], [token])[0][0])
         return reached.get(len(text))
-
-
-def _states(states: npt.ArrayLike) -> npt.NDArray[np.uint32]:
-    return np.ascontiguousarray(states, np.uint32)
 
 
 def _check_eos(eos: Sequence[int], vocab_size: int) -> None:

@@ -9,12 +9,13 @@ asks for one with ``SamplingParams(extra_args={"flashtrie_masks": "tools"})``; o
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from flashtrie_cli.query.mask_scatter import allowed_pairs
+from flashtrie_cli.query.mask_scatter import allowed_pairs, device_answers
 from flashtrie_cli.query.token_masks import TokenMasks
 
 try:
@@ -94,31 +95,42 @@ class MaskLogitsProcessor(_Base):
         """Minus infinity, in place, wherever a request of ours may not go."""
         if not self._requests:
             return logits
-        import torch
-
-        rows, tokens = self._allowed(int(logits.shape[-1]))
-        masked = self._to_device(torch.tensor(sorted(self._requests), dtype=torch.int64))
-        at = (self._to_device(torch.from_numpy(rows)), self._to_device(torch.from_numpy(tokens)))
-        kept = logits[at]
-        logits[masked] = float("-inf")
-        logits[at] = kept
+        for masks, indices, states in self._by_masks(int(logits.shape[-1])):
+            device = device_answers(masks, logits)
+            if device is None:
+                self._apply_lists(logits, masks, indices, states)
+            else:
+                self._apply_on_device(logits, device, indices, states)
         return logits
 
-    def _allowed(self, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """(row, token) of everything allowed, the requests of one index looked up together."""
+    def _by_masks(self, width: int) -> Iterator[tuple[TokenMasks, np.ndarray, np.ndarray]]:
+        """The rows of each index's requests, and their states."""
         by_masks: dict[int, list[int]] = {}
         for index, request in self._requests.items():
             by_masks.setdefault(id(request.masks), []).append(index)
-        rows, tokens = [], []
         for indices in by_masks.values():
             masks = self._requests[indices[0]].masks
             if width < masks.vocab_size:
                 raise ValueError(f"logits are {width} wide, the masks {masks.vocab_size}")
             states = np.array([self._requests[index].catch_up() for index in indices], np.uint32)
-            at, ids = allowed_pairs(masks, states, eos_when_ended=True)
-            rows.append(np.array(indices, np.int64)[at])
-            tokens.append(ids)
-        return np.concatenate(rows), np.concatenate(tokens)
+            yield masks, np.array(indices, np.int64), states
+
+    def _apply_lists(self, logits: Any, masks: TokenMasks, indices: np.ndarray, states: np.ndarray) -> None:
+        import torch
+
+        rows, tokens = allowed_pairs(masks, states, eos_when_ended=True)
+        at = (self._to_device(torch.from_numpy(indices[rows])), self._to_device(torch.from_numpy(tokens)))
+        kept = logits[at]
+        logits[self._to_device(torch.from_numpy(indices))] = float("-inf")
+        logits[at] = kept
+
+    def _apply_on_device(self, logits: Any, device: Any, indices: np.ndarray, states: np.ndarray) -> None:
+        """One small copy to the device and one kernel, on the stream that the logits are computed on."""
+        import torch
+
+        both = self._to_device(torch.from_numpy(np.stack([indices.astype(np.int32), states.view(np.int32)])))
+        stream = torch.cuda.current_stream(logits.device)
+        device.apply(logits, both[1], stream, rows=both[0], eos_when_ended=True)
 
     def _to_device(self, tensor: Any) -> Any:
         if self._pin:

@@ -293,6 +293,15 @@ inline Pair load_pair(const void* at) {
   memcpy(&pair, at, sizeof pair);
   return pair;
 }
+inline void store_quad(Quad* at, const Quad& quad) { memcpy(at, &quad, sizeof quad); }
+inline void load_quad_if(bool wanted, const Quad* at, Quad* to) {
+  if (wanted) memcpy(to, at, sizeof *to);
+}
+inline void release_next_kernel() {}
+inline void await_previous_kernel() {}
+template <typename T>
+void hold(const T&) {}
+
 template <typename T>
 T load_word(const T* at) {
   (sizeof(T) == 8 ? counts().reads8 : sizeof(T) == 4 ? counts().reads4 : counts().reads2) += 1;

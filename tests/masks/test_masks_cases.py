@@ -319,6 +319,8 @@ def test_batches_agree_with_single_states():
         rows.fill(chosen)
         masks.fill(chosen, bitmask)
         assert np.array_equal(rows.words[: len(chosen)], bitmask[: len(chosen)])
+        shown = rows.table[rows.share(chosen)]
+        assert np.array_equal(shown, bitmask[: len(chosen)])
     rows.words[:] = -1
     rows.forget()
     rows.fill(chosen)
@@ -332,6 +334,46 @@ def test_batches_agree_with_single_states():
     assert (masks.walk(padded)[[len(path) < longest for _, path in visited]] == REJECTED).all()
     finished = [[*path, EOS, PAD, PAD] for state, path in visited if EOS in masks.allowed(state)]
     assert all(masks.walk([row])[0] == masks.ended for row in finished)
+
+
+def test_a_next_byte_is_forced_where_there_is_one_way_on():
+    sets = [[], [""], ["a"], ["", "a"], ["ab", "abc", "abd", "b"], ["ab" * 70]]
+    for seed in range(40):
+        rng = random.Random(seed)
+        sets.append(["".join(rng.choices("ab", k=rng.randrange(9))) for _ in range(rng.randrange(1, 80))])
+    for members in sets:
+        masks = TokenMasks.from_strings(members, VOCABULARY, eos=[EOS])
+        prefixes = {member[:end] for member in members for end in range(len(member) + 1)} | {""}
+        assert len(prefixes) == masks.num_nodes
+        for prefix in prefixes:
+            text = prefix
+            while text not in members:
+                ways = {other[len(text)] for other in prefixes if other.startswith(text) and other != text}
+                if len(ways) != 1:
+                    break
+                text += ways.pop()
+            state = masks.walk_bytes(prefix.encode())
+            assert masks.forced(state).bytes == text[len(prefix) :].encode(), (members, prefix)
+
+
+def test_states_with_long_lists_share_a_row():
+    """Every byte may come first, so the root has a row of its own behind the batch's."""
+    members = [bytes([byte, other]) for byte in range(256) for other in (7, 200)]
+    masks = TokenMasks.from_strings([*members, "yes"], VOCABULARY, eos=[EOS])
+    rows = masks.rows(3)
+    want = masks.bitmask(3)
+    inner = int(masks.walk_bytes(b"ye"))
+    for states, at in [
+        ([0, inner, 0], [3, 1, 3]),
+        ([inner, 0, masks.ended], [0, 3, 2]),
+        ([0, 0, inner], [3, 3, 2]),
+    ]:
+        assert rows.share(np.array(states, np.uint32)).tolist() == at
+        masks.fill(states, want)
+        assert np.array_equal(rows.table[at], want)
+        rows.fill(np.array(states, np.uint32))
+        assert np.array_equal(rows.words, want)
+    assert rows.table.shape == (4, masks.num_words)
 
 
 def _row(masks: TokenMasks, state: int) -> np.ndarray:

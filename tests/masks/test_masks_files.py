@@ -246,6 +246,21 @@ def test_build_reports_and_refuses(tmp_path):
         parse_ids("1,x", "--eos")
 
 
+def test_added_tokens_may_be_left_out(tmp_path):
+    tokenizer, source, out = voc1(tmp_path), tmp_path / "set.txt", str(tmp_path / "set.ftrie")
+    source.write_text("<think>\n")
+    build = ["build", str(source), "-o", out, "--masks", "--tokenizer", tokenizer, "--eos", "1", "--force"]
+    for options, first in (([], THINK), (["--no-added-tokens"], None)):
+        done = run_flashtrie(*build, *options)
+        assert done.returncode == 0, done.stderr
+        opened = TokenMasks.open(out)
+        assert opened.meta["added_is_text"] == (not options)
+        assert (THINK in opened.allowed(0).tolist()) == (first == THINK)
+    refused = run_flashtrie("build", str(source), "-o", out, "--no-added-tokens", "--force")
+    assert refused.returncode == 2
+    assert b"go with --masks" in refused.stderr
+
+
 def test_statistics(masks):
     found = describe_masks(masks)
     assert found["num_entries"] == sum(found_count for found_count in counts(masks))

@@ -1,0 +1,143 @@
+// A batch of logits cut into tiles, one warp a tile: minus infinity over everything but what a tile's marks keep.
+//
+// A warp needs nothing of the others: a tile in which nothing is allowed is 16-byte stores and no more, and warps
+// that wait for what their row allows leave the memory to those that write. Tiles of a row are numbered along it, and
+// a tile's first vector may begin before the row does, because vectors start on 16 bytes.
+#pragma once
+#include "simt.cuh"
+
+namespace flashtrie {
+
+// Raw logits of a size, and what minus infinity is in them.
+struct Float32 {
+  using Raw = uint32_t;
+  static constexpr uint32_t kMinusInfinity = 0xff800000u;
+};
+struct Float16 {
+  using Raw = uint16_t;
+  static constexpr uint32_t kMinusInfinity = 0xfc00fc00u;  // two of them
+};
+struct BFloat16 {
+  using Raw = uint16_t;
+  static constexpr uint32_t kMinusInfinity = 0xff80ff80u;
+};
+
+struct LogitBatch {
+  void* logits;
+  const uint32_t* rows;  // num_rows: which row of the logits each is; null where they are the rows in order
+  int64_t row_stride;  // logits from one row to the next
+  uint32_t width;      // logits a row, below 2^30
+  uint32_t num_rows;
+  uint32_t num_tiles;  // of a row
+  uint32_t inverse;    // of num_tiles: ceil(2^(31 + shift) / num_tiles), with 2^shift the next power of two
+  uint32_t shift;
+
+  FT_DEVICE uint32_t row_of(uint32_t tile) const {  // tile / num_tiles, exact below 2^31
+    return static_cast<uint32_t>((static_cast<uint64_t>(tile) * inverse >> 31) >> shift);
+  }
+};
+
+template <typename Type, int kVectors>
+struct LogitTile {
+  using Raw = typename Type::Raw;
+  static constexpr int kPer = 16 / sizeof(Raw);          // logits a vector
+  static constexpr int kLogits = 32 * kVectors * kPer;
+  static constexpr int kWords = kLogits / 32;             // of a tile's marks: bit token - begin
+
+  Raw* row;
+  int32_t begin;       // logit of the row with which the tile begins; before the first in some rows
+  uint32_t low, high;  // logits [low, high) of the row are the tile's
+  bool is_whole;       // no vector reaches over an end of the row
+
+  FT_DEVICE LogitTile(const LogitBatch& batch, uint32_t row_number, uint32_t number) {
+    row = static_cast<Raw*>(batch.logits) + row_number * batch.row_stride;
+    const int32_t shift = static_cast<int32_t>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(Raw));
+    begin = static_cast<int32_t>(number) * kLogits - shift;
+    const int32_t end = begin + kLogits, width = static_cast<int32_t>(batch.width);
+    low = begin > 0 ? begin : 0;
+    high = end < width ? end : width;
+    is_whole = begin >= 0 && end <= width;
+  }
+
+  FT_DEVICE bool holds(uint32_t token) const { return token >= low && token < high; }
+
+  FT_DEVICE static simt::Quad nothing() {
+    constexpr uint32_t kWord = Type::kMinusInfinity;
+    return {kWord, kWord, kWord, kWord};
+  }
+
+  // Where the lane's j-th vector begins, in logits from the tile's begin.
+  FT_DEVICE static int32_t offset(int j) { return (32 * j + static_cast<int32_t>(simt::lane())) * kPer; }
+
+  FT_DEVICE simt::Quad* vector(int j) const { return reinterpret_cast<simt::Quad*>(row + begin + offset(j)); }
+
+  // The lane's j-th vector keeps the logits of these bits.
+  FT_DEVICE static uint32_t kept(const uint32_t* marks, int j) {
+    const int32_t bit = offset(j);
+    return (marks[bit / 32] >> (bit % 32)) & ((1u << kPer) - 1);
+  }
+
+  FT_DEVICE static simt::Quad merged(const simt::Quad& old, uint32_t kept) {
+    constexpr uint32_t kWord = Type::kMinusInfinity;
+    const uint32_t in[4] = {old.x, old.y, old.z, old.w};
+    uint32_t out[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (sizeof(Raw) == 4) {
+        out[i] = (kept >> i) & 1 ? in[i] : kWord;
+      } else {
+        const uint32_t keep = ((kept >> (2 * i)) & 1 ? 0xffffu : 0) | ((kept >> (2 * i)) & 2 ? 0xffff0000u : 0);
+        out[i] = (in[i] & keep) | (kWord & ~keep);
+      }
+    }
+    return {out[0], out[1], out[2], out[3]};
+  }
+
+  // Nothing in the tile is allowed.
+  FT_DEVICE void clear() const {
+    if (!is_whole) return clear_ends(nullptr);
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) simt::store_quad(vector(j), nothing());
+  }
+
+  // All but what is marked; vectors without a mark are written unread, and of the others all are read before one is
+  // written.
+  FT_DEVICE void keep(const uint32_t* marks) const {
+    if (!is_whole) return clear_ends(marks);
+#ifndef FT_GROUP
+#define FT_GROUP 4
+#endif
+    constexpr int kGroup = kVectors < FT_GROUP ? kVectors : FT_GROUP;  // read at a time: so many that registers last
+#pragma unroll
+    for (int base = 0; base < kVectors; base += kGroup) {
+      simt::Quad vectors[kGroup];
+      uint32_t keeps[kGroup];
+#pragma unroll
+      for (int j = 0; j < kGroup; ++j) {
+        keeps[j] = kept(marks, base + j);
+        vectors[j] = nothing();
+        simt::load_quad_if(keeps[j] != 0, vector(base + j), &vectors[j]);
+      }
+#pragma unroll
+      for (int j = 0; j < kGroup; ++j) simt::store_quad(vector(base + j), merged(vectors[j], keeps[j]));
+    }
+  }
+
+  // The first and the last tile of a row, where vectors may reach over its ends.
+  FT_DEVICE void clear_ends(const uint32_t* marks) const {
+#pragma unroll 1
+    for (int j = 0; j < kVectors; ++j) {
+      const uint32_t marked = marks == nullptr ? 0 : kept(marks, j);
+      const int32_t first = begin + offset(j), width = static_cast<int32_t>(high);
+      if (first >= 0 && first + kPer <= width) {
+        *vector(j) = marked == 0 ? nothing() : merged(*vector(j), marked);
+        continue;
+      }
+#pragma unroll 1
+      for (int i = 0; i < kPer; ++i)
+        if (first + i >= 0 && first + i < width && !((marked >> i) & 1)) row[first + i] = static_cast<Raw>(Type::kMinusInfinity);
+    }
+  }
+};
+
+}  // namespace flashtrie
