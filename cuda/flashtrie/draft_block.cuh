@@ -2,7 +2,6 @@
 //
 // Contracts, all deterministic:
 //   keep_best  n unique keys -> the top_k largest, descending
-//   grow       candidate lists -> the tree of draft.cuh, in its order
 #pragma once
 #include "draft.cuh"
 
@@ -140,95 +139,21 @@ __device__ __forceinline__ int keep_best(uint64_t* list, int n, int top_k, int l
   return num_kept;
 }
 
-// Candidate lists in shared memory. A row has top_k costs (negated log-probs) and two that end it, and there are two rows
-// of ends behind the last depth, so that growth never checks a bound: an end is NaN, and so is every sum with it.
-struct DraftLists {
-  float* costs;   // [num_depths + 2, stride]
-  uint32_t* ids;  // [num_depths, stride]
-  int stride;     // top_k + 2
-
-  __device__ static float end() { return __uint_as_float(0x7fffffffu); }
-};
-
-// The next offers of one node.
-struct alignas(16) DraftOffer {
-  float sibling;     // what the node offers once the child it offers is taken
-  float grandchild;  // the offered child's own first offer
-  uint32_t places;   // where the lists have its own first child's first child << 16 | the child it offers
-  float cost;        // of the node
-};
-
 // Where a node came from.
 struct alignas(8) DraftOrigin {
   uint32_t parent;
   uint32_t place;  // of the node in the lists
 };
 
-// The grown tree in shared memory.
-struct DraftNodes {
-  DraftOffer* offers;    // [N]
-  DraftOrigin* origins;  // [N]; the root's means nothing
-};
-
-// One warp grows the tree. Costs are not negative, so that their bits compare like themselves; node i's offered cost
-// lives in slot i / 32 of lane i % 32, everything else about its offers in shared memory. A pick costs two warp-wide
-// minima (the cost, then the lowest parent that offers it) and one read; what follows from a pick is computed in the
-// shadow of the next one's first minimum. A warp alone takes some five cycles an instruction, so there are few, and no
-// branches. Returns the number of nodes.
-template <int kSlots>
-__device__ __forceinline__ int grow(const DraftLists& lists, const DraftNodes& nodes, int num_nodes) {
-  const uint32_t lane = threadIdx.x & 31, stride = static_cast<uint32_t>(lists.stride);
-  uint32_t offered[kSlots];
-#pragma unroll
-  for (int slot = 0; slot < kSlots; ++slot) offered[slot] = ~0u;
-  if (lane == 0) offered[0] = __float_as_uint(lists.costs[0]);
-  // Of the last pick, even lanes keep the parent's next offers and odd lanes the new node's; at first both the root's.
-  uint32_t owner = 0, child = 0, below = stride;
-  float cost = 0.0f, offer = lists.costs[0], next = lists.costs[1], next_below = lists.costs[stride];
-  uint32_t node = 1;
-#pragma unroll 1
-  while (true) {
-    uint32_t best = offered[0];
-#pragma unroll
-    for (int slot = 1; slot < kSlots; ++slot) best = min(best, offered[slot]);
-    best = warp_min(best);
-    __syncwarp();  // all lanes have read what this overwrites
-    if (lane < 2) nodes.offers[owner] = {cost + next, offer + next_below, below << 16 | child, cost};
-    uint32_t parent = ~0u;
-#pragma unroll
-    for (int slot = kSlots - 1; slot >= 0; --slot) parent = offered[slot] == best ? slot * 32 + lane : parent;
-    parent = warp_min(parent);
-    if (best > kWorstCost || node == static_cast<uint32_t>(num_nodes)) break;
-    __syncwarp();
-    const DraftOffer taken = nodes.offers[parent];
-    const uint32_t taken_child = taken.places & 0xffff, taken_below = taken.places >> 16;
-#pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
-      offered[slot] = slot * 32 + lane == parent ? __float_as_uint(taken.sibling) : offered[slot];
-      offered[slot] = slot * 32 + lane == node ? __float_as_uint(taken.grandchild) : offered[slot];
-    }
-    const bool is_new = lane & 1;
-    owner = is_new ? node : parent;
-    child = is_new ? taken_below : taken_child + 1;
-    below = is_new ? taken_below + stride : taken_below;
-    cost = is_new ? __uint_as_float(best) : taken.cost;
-    offer = is_new ? taken.grandchild : taken.sibling;
-    next = lists.costs[child + 1];
-    next_below = lists.costs[below];
-    if (lane == 0) nodes.origins[node] = {parent, taken_child};
-    ++node;
-  }
-  return static_cast<int>(node);
-}
-
 // Words of the nodes' masks: the ancestors of each, itself and the root included; the whole block writes them.
-__device__ __forceinline__ void collect_masks(const DraftOrigin* origins, int valid, int words, uint32_t* masks) {
+template <typename ParentOf>
+__device__ __forceinline__ void collect_masks(const ParentOf& parent_of, int valid, int words, uint32_t* masks) {
 #pragma unroll 1
   for (int at = threadIdx.x; at < valid * words; at += kDraftThreads) {
     const uint32_t word = static_cast<uint32_t>(at % words);
     uint32_t bits = word == 0 ? 1 : 0;
 #pragma unroll 1
-    for (uint32_t node = static_cast<uint32_t>(at / words); node != 0; node = origins[node].parent)
+    for (uint32_t node = static_cast<uint32_t>(at / words); node != 0; node = parent_of(node))
       bits |= node >> 5 == word ? 1u << (node & 31) : 0;
     masks[at] = bits;
   }

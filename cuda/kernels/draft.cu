@@ -2,19 +2,21 @@
 //
 // A row of logits is cut into equal tiles of at most 8,192; a chunk is one or a few tiles in turn. Every block reads one
 // chunk once, 16 bytes a load and a tile's loads all in flight together, and leaves the chunk's top_k values and its sum
-// of exponentials in the workspace. The block that comes last for a row of logits merges its chunks into a candidate
-// list; the one that comes last for a batch row grows the tree in one warp and writes all outputs.
+// of exponentials in the workspace. The block that comes last for a batch row merges the chunks of its rows, a warp each
+// and only of the depths that the tree reaches, grows the tree level by level and writes all outputs.
 //
-// Reads a batch row: (block - 1) V logits once; from L2 the workspace, 8 top_k + 8 bytes a chunk and 8 top_k a row.
+// Reads a batch row: (block - 1) V logits once; from L2 the workspace, 8 top_k + 8 bytes a chunk.
 #include <float.h>
 
-#include "../flashtrie/draft_block.cuh"
+#include "../flashtrie/draft_grow.cuh"
 #include "../flashtrie/draft_pack.cuh"
 
 namespace flashtrie {
 
 constexpr int kBlocksAtOnce = 4;     // of a multiprocessor: 64 registers a thread hold a tile without spilling
-constexpr int kListCapacity = 1024;  // values that reach the bound: 22 a tile on average for top_k 8
+constexpr int kPackCapacity = 256;   // packs with values that reach the bound: 22 a tile on average for top_k 8
+constexpr int kListCapacity = 1024;  // those values
+constexpr float kMostAboveBase = 64.0f;  // a thread's exponentials stay below e^64 of where its sum is based
 
 struct DraftParams {
   DraftSizes sizes;
@@ -25,9 +27,7 @@ struct DraftParams {
   const int32_t* vocab_map;
   uint64_t* chunk_keys;  // [B, depths, chunks, top_k] rank keys (logit, id), descending; 0: none
   ExpSum* chunk_sums;    // [B, depths, chunks]
-  float* row_costs;      // [B, depths, top_k] negated log-probs of each row's candidates, then ends
-  uint32_t* row_ids;     // [B, depths, top_k]
-  uint32_t* tickets;     // [B, depths] of the rows, then [B] of the batch; zero before and after every launch
+  uint32_t* tickets;     // [B], zero before and after every launch
   int32_t num_chunks;    // of a row
   int32_t num_tiles;     // of a row
   int32_t tile_packs;    // 16-byte packs of a tile; the last tile of a row may have fewer
@@ -64,20 +64,20 @@ __device__ __forceinline__ uint4 load_edge(const T* row, int vocab_size, int fir
 
 template <typename T>
 __device__ __forceinline__ TilePart<T> load_tile(const T* row, int vocab_size, int tile, int tile_packs) {
-  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads, kLast = (kLoads - 1) * kDraftThreads;
+  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
   const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % kCount);
   const int tile_first = tile * tile_packs * kCount - shift;
   const int thread = static_cast<int>(threadIdx.x);
   const uint32_t blank = Pack<T>::kMinusInfinity;
   TilePart<T> part;
   part.first_id = tile_first + thread * kCount;
-  part.packs[kLoads - 1] = make_uint4(blank, blank, blank, blank);
-  if (tile_packs > kLast && tile_first >= 0 && tile_first + tile_packs * kCount <= vocab_size) {
+  if (tile_first >= 0 && tile_first + tile_packs * kCount <= vocab_size) {
 #pragma unroll
-    for (int load = 0; load < kLoads - 1; ++load)
-      part.packs[load] = __ldcs(reinterpret_cast<const uint4*>(row + part.id(load, 0)));
-    if (kLast + thread < tile_packs)
-      part.packs[kLoads - 1] = __ldcs(reinterpret_cast<const uint4*>(row + part.id(kLoads - 1, 0)));
+    for (int load = 0; load < kLoads; ++load) {
+      part.packs[load] = make_uint4(blank, blank, blank, blank);
+      if (load * kDraftThreads + thread < tile_packs)
+        part.packs[load] = __ldcs(reinterpret_cast<const uint4*>(row + part.id(load, 0)));
+    }
   } else {
 #pragma unroll
     for (int load = 0; load < kLoads; ++load) {
@@ -94,10 +94,13 @@ struct Chunk {
 };
 
 struct ScanShared {
+  alignas(16) uint4 packs[kPackCapacity];
   alignas(16) uint64_t list[kListCapacity];
+  int pack_ids[kPackCapacity];
   uint32_t warp_bounds[2][kDraftWarps];          // by turns, so that one barrier a tile is enough
   uint32_t warp_totals[kDraftWarps];
   ExpSum warp_sums[kDraftWarps];
+  uint32_t num_packs;
   uint32_t num_listed;
 };
 
@@ -174,8 +177,9 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
   __syncthreads();
 }
 
-// One block: top_k keys and the sum of exponentials of one chunk, into the workspace. A tile's values that reach the
-// bound are listed; the bound comes from the first tile with enough logits above -inf.
+// One block: top_k keys and the sum of exponentials of one chunk, into the workspace. A tile's exponentials are summed
+// while its loads arrive; then the packs with values that reach the bound are listed. The bound comes from the first tile
+// with enough logits above -inf.
 template <typename T>
 __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk chunk, ScanShared& shared, int top_k,
                                            uint64_t* keys, ExpSum* sum) {
@@ -184,19 +188,32 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
   // The bound comes from groups of lanes, top_k of them at least, in the warps that a tile fills.
   const int full_warps = max(1, min(kDraftWarps, chunk.tile_packs / 32));
   const int groups = power_of_two_at_least((top_k + full_warps - 1) / full_warps);  // of a warp
-  if (threadIdx.x == 0) shared.num_listed = 0;
-  ExpSum running{-INFINITY, 0.0f};  // the warp's peak, the lane's sum
-  float lowest = -INFINITY;         // the bound, once there is one
+  if (threadIdx.x == 0) shared.num_packs = shared.num_listed = 0;
+  float base = -INFINITY, sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // the thread's, over all tiles
+  float peak = -INFINITY;
+  float lowest = -INFINITY;  // the bound, once there is one
 #pragma unroll 1
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
     const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
-    float peak = -INFINITY;
+    float tile_peak = -INFINITY;
 #pragma unroll
-    for (int load = 0; load < kLoads; ++load) peak = fmaxf(peak, Pack<T>::peak(part.packs[load]));
-    const uint32_t ordered_peak = ordered_score(peak);
-    const float warp_peak = fmaxf(running.peak, score_of(warp_max(ordered_peak)));
+    for (int load = 0; load < kLoads; ++load) {
+      if (load * kDraftThreads >= chunk.tile_packs) break;
+      const float pack_peak = Pack<T>::peak(part.packs[load]);
+      tile_peak = fmaxf(tile_peak, pack_peak);
+      if (pack_peak > base + kMostAboveBase) {  // at first, and hardly ever again
+        const float scale = fast_exp(base - pack_peak);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[i] *= scale;
+        base = pack_peak;
+      }
+      const float origin = exp_base(base);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sums[i % 4] += fast_exp(Pack<T>::get(part.packs[load], i) - origin);
+    }
+    peak = fmaxf(peak, tile_peak);
     if (!(lowest > -FLT_MAX)) {  // the same in the whole block
-      const uint32_t warp_bound = group_bound(ordered_peak, groups);
+      const uint32_t warp_bound = group_bound(ordered_score(tile_peak), groups);
       uint32_t* bounds = shared.warp_bounds[(tile - chunk.first) & 1];
       if (lane == 0) bounds[warp] = warp_bound;
       __syncthreads();
@@ -204,30 +221,35 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
       for (int i = 1; i < full_warps; ++i) bound = min(bound, bounds[i]);
       lowest = fmaxf(score_of(bound), -FLT_MAX);
     }
-    const float base = exp_base(warp_peak);
-    float sums[4] = {running.sum * fast_exp(running.peak - base), 0.0f, 0.0f, 0.0f};
-#pragma unroll
-    for (int load = 0; load < kLoads; ++load)
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) sums[i % 4] += fast_exp(Pack<T>::get(part.packs[load], i) - base);
-    running = {warp_peak, (sums[0] + sums[1]) + (sums[2] + sums[3])};
-    if (!(peak >= lowest)) continue;
+    if (!(tile_peak >= lowest)) continue;
 #pragma unroll
     for (int load = 0; load < kLoads; ++load) {
+      if (load * kDraftThreads >= chunk.tile_packs) break;
       if (!(Pack<T>::peak(part.packs[load]) >= lowest)) continue;
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        const float x = Pack<T>::get(part.packs[load], i);
-        if (!(x >= lowest)) continue;
-        const uint32_t at = atomicAdd(&shared.num_listed, 1u);
-        if (at < kListCapacity) shared.list[at] = rank_key(x, part.id(load, i));
-      }
+      const uint32_t at = atomicAdd(&shared.num_packs, 1u);
+      if (at >= kPackCapacity) continue;
+      shared.packs[at] = part.packs[load];
+      shared.pack_ids[at] = part.id(load, 0);
     }
   }
-  const float warp_total = warp_sum(running.sum);
-  if (lane == 0) shared.warp_sums[warp] = {running.peak, warp_total};
+  const float warp_peak = score_of(warp_max(ordered_score(peak)));
+  const float total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  const float warp_total = warp_sum(total * fast_exp(base - exp_base(warp_peak)));
+  if (lane == 0) shared.warp_sums[warp] = {warp_peak, warp_total};
   __syncthreads();
-  if (shared.num_listed > kListCapacity) list_exactly(row, vocab_size, chunk, shared, top_k);
+  const int num_packs = static_cast<int>(shared.num_packs);
+  if (num_packs <= kPackCapacity) {
+#pragma unroll 1
+    for (int at = threadIdx.x; at < num_packs * kCount; at += kDraftThreads) {
+      const float x = widen(reinterpret_cast<const T*>(shared.packs)[at]);
+      if (!(x >= lowest)) continue;
+      const uint32_t place = atomicAdd(&shared.num_listed, 1u);
+      if (place < kListCapacity) shared.list[place] = rank_key(x, shared.pack_ids[at / kCount] + at % kCount);
+    }
+  }
+  __syncthreads();
+  if (num_packs > kPackCapacity || shared.num_listed > kListCapacity)
+    list_exactly(row, vocab_size, chunk, shared, top_k);
   const int num_listed = static_cast<int>(shared.num_listed);
 #pragma unroll 1
   for (int at = threadIdx.x; at < num_listed; at += kDraftThreads) {
@@ -278,19 +300,18 @@ __device__ __forceinline__ int merge_keys(const uint64_t* keys, int num_chunks, 
   return listed;
 }
 
-constexpr uint32_t kBadRowCost = 0x7ffffffeu;  // bits of a NaN that, unlike the list's end, says that the row is bad
+__device__ __forceinline__ bool is_bad_sum(float2 sum) { return !(sum.y < INFINITY) || sum.x == INFINITY; }
 
-// One warp: the candidates of one row of logits, with their costs, into the workspace.
-__device__ __forceinline__ void merge_row(const DraftParams& params, int64_t row, uint64_t* list, int lane) {
+// One warp: the candidates of one row of logits, into the lists.
+__device__ __forceinline__ void merge_row(const DraftParams& params, int64_t row, uint64_t* list, int lane,
+                                          float* costs, uint32_t* ids) {
   const int top_k = params.sizes.top_k, num_chunks = params.num_chunks;
-  const ExpSum joined = merge_sums(params.chunk_sums + row * num_chunks, num_chunks, lane);
   const int listed = merge_keys(params.chunk_keys + row * num_chunks * top_k, num_chunks, top_k, list, lane);
-  const bool is_bad = !(joined.sum < INFINITY) || joined.peak == INFINITY;
+  const ExpSum joined = merge_sums(params.chunk_sums + row * num_chunks, num_chunks, lane);
+  const bool is_bad = is_bad_sum(make_float2(joined.peak, joined.sum));
   const float lse = joined.peak + logf(joined.sum);
-  float* costs = params.row_costs + row * top_k;
-  uint32_t* ids = params.row_ids + row * top_k;
-  if (lane < top_k && (is_bad || lane >= listed)) {
-    costs[lane] = is_bad ? __uint_as_float(kBadRowCost) : DraftLists::end();
+  if (lane < DraftLists::stride_of(top_k) && (is_bad || lane >= min(listed, top_k))) {
+    costs[lane] = __uint_as_float(kNoCost);
     ids[lane] = 0;
   }
   if (is_bad) return;
@@ -304,77 +325,91 @@ __device__ __forceinline__ void merge_row(const DraftParams& params, int64_t row
   }
 }
 
-// The whole block brings the candidate lists of a batch row into shared memory, with their ends. Returns to each thread
-// whether it saw a bad row.
-__device__ __forceinline__ bool gather_lists(const DraftParams& params, int64_t batch, const DraftLists& lists) {
-  const int depths = params.sizes.num_depths(), top_k = params.sizes.top_k, stride = lists.stride;
-  const int64_t first = batch * depths * top_k;
-  bool is_bad = false;
-#pragma unroll 1
-  for (int at = threadIdx.x; at < (depths + 2) * stride; at += kDraftThreads) {
-    const int depth = at / stride, rank = at % stride;
-    float cost = DraftLists::end();
-    if (depth < depths && rank < top_k) {
-      cost = __ldcg(params.row_costs + first + depth * top_k + rank);
-      lists.ids[at] = __ldcg(params.row_ids + first + depth * top_k + rank);
-      is_bad |= __float_as_uint(cost) == kBadRowCost;
-    }
-    lists.costs[at] = cost;
-  }
-  return is_bad;
-}
-
 struct alignas(16) TreeShared {  // _TREE_SHARED_BYTES of cuda_draft.py
-  int valid;
   int is_last;
 };
 
-// The last block of a batch row: candidate lists to a tree, tree to outputs.
-__device__ __forceinline__ void finish_batch(const DraftParams& params, int64_t batch, unsigned char* memory,
-                                             TreeShared& tree) {
-  const DraftSizes& sizes = params.sizes;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const int depths = sizes.num_depths(), words = sizes.mask_words(), stride = sizes.top_k + 2;
-  const int32_t root = params.roots[batch], base = params.base_lengths[batch];
-  // Nodes and masks, then the lists.
-  unsigned char* behind = memory + (sizeof(DraftOffer) + sizeof(DraftOrigin) + 4 * words) * sizes.num_nodes;
-  const DraftLists lists{reinterpret_cast<float*>(behind),
-                         reinterpret_cast<uint32_t*>(behind + sizeof(float) * (depths + 2) * stride), stride};
-  const bool is_bad = __syncthreads_or(gather_lists(params, batch, lists));
-  const DraftNodes nodes{reinterpret_cast<DraftOffer*>(memory),
-                         reinterpret_cast<DraftOrigin*>(memory + sizeof(DraftOffer) * sizes.num_nodes)};
-  uint32_t* masks = reinterpret_cast<uint32_t*>(nodes.origins + sizes.num_nodes);
-  if (warp == 0) {
-    int valid;
-    if (sizes.num_nodes <= 32)
-      valid = grow<1>(lists, nodes, sizes.num_nodes);
-    else if (sizes.num_nodes <= 64)
-      valid = grow<2>(lists, nodes, sizes.num_nodes);
-    else if (sizes.num_nodes <= 128)
-      valid = grow<4>(lists, nodes, sizes.num_nodes);
-    else
-      valid = grow<8>(lists, nodes, sizes.num_nodes);
-    if (lane == 0) tree.valid = valid;
+// The last block of a batch row: chunks to candidate lists, lists to a tree, tree to outputs.
+class Finish {
+ public:
+  __device__ Finish(const DraftParams& params, int64_t batch, unsigned char* memory)
+      : params_(params),
+        batch_(batch),
+        depths_(params.sizes.num_depths()),
+        space_(memory, params.sizes.num_nodes),
+        growth_(space_, params.sizes.num_nodes, params.sizes.top_k) {
+    lists_.stride = DraftLists::stride_of(params.sizes.top_k);
+    lists_.costs = reinterpret_cast<float*>(space_.end());
+    lists_.ids = reinterpret_cast<uint32_t*>(lists_.costs + depths_ * lists_.stride);
+    behind_ = reinterpret_cast<uint64_t*>(lists_.ids + depths_ * lists_.stride);
   }
-  __syncthreads();
-  collect_masks(nodes.origins, tree.valid, words, masks);
-  write_nodes(sizes, params.out, batch, root, base, tree.valid, [&](int i) {
-    const DraftOrigin origin = nodes.origins[i];
-    int32_t token = static_cast<int32_t>(lists.ids[origin.place]);
-    if (params.vocab_map) token = params.vocab_map[token];
-    return DraftNode{token, static_cast<int32_t>(origin.place) / stride + 1, static_cast<int32_t>(origin.parent),
-                     nodes.offers[i].cost, kNoNode};
-  });
-  __syncthreads();
-  write_masks(sizes, params.out, batch, masks, tree.valid);
-  // A node is a thread's: there are as many threads as nodes at most. A node with all its children in the tree offers
-  // what stands behind the last.
-  const bool is_full = static_cast<int>(threadIdx.x) < tree.valid &&
-                       static_cast<int>((nodes.offers[threadIdx.x].places & 0xffff) % stride) == sizes.top_k;
-  const bool is_truncated = __syncthreads_or(is_full) && sizes.vocab_size > sizes.top_k;
-  if (threadIdx.x == 0)
-    params.out.status[batch] = (is_bad ? kDraftBadRow : 0) | (is_truncated ? kDraftTruncated : 0);
-}
+
+  __device__ void run() {
+    const int32_t root = params_.roots[batch_], base = params_.base_lengths[batch_];
+    growth_.clear();
+    merge_rows(0);
+    const bool is_bad = __syncthreads_or(sees_bad_row());
+    growth_.first(lists_.costs, depths_ > 0);
+    __syncthreads();
+#pragma unroll 1
+    for (int depth = 1; depth < depths_; ++depth) {
+      const float* costs = lists_.costs + depth * lists_.stride;
+      if (depth % kDraftWarps == 0) {
+        merge_rows(depth);
+        __syncthreads();
+      }
+      if (!growth_.goes_on(costs)) break;
+      growth_.add_level(costs, lists_.stride, depth * lists_.stride);
+    }
+    write(root, base, is_bad);
+  }
+
+ private:
+  // Rows of kDraftWarps depths, a warp each.
+  __device__ void merge_rows(int first) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, depth = first + warp;
+    if (depth >= depths_) return;
+    merge_row(params_, batch_ * depths_ + depth, behind_ + warp * kMergeStride, lane, lists_.costs + depth * lists_.stride,
+              lists_.ids + depth * lists_.stride);
+  }
+
+  // Whether this thread saw a chunk with NaN or +inf; the block together sees them all.
+  __device__ bool sees_bad_row() const {
+    const int count = depths_ * params_.num_chunks;
+    const float2* sums = reinterpret_cast<const float2*>(params_.chunk_sums) + batch_ * count;
+    bool is_bad = false;
+#pragma unroll 1
+    for (int at = threadIdx.x; at < count; at += kDraftThreads) is_bad |= is_bad_sum(__ldcg(sums + at));
+    return is_bad;
+  }
+
+  __device__ void write(int32_t root, int32_t base, bool is_bad) {
+    const DraftSizes& sizes = params_.sizes;
+    const int valid = growth_.size();
+    uint32_t* masks = reinterpret_cast<uint32_t*>(behind_);
+    collect_masks([&](uint32_t node) { return growth_.parent(node); }, valid, sizes.mask_words(), masks);
+    bool is_full = false;  // with its parent's last candidate in the tree, all the others are
+    write_nodes(sizes, params_.out, batch_, root, base, valid, [&](int i) {
+      const int place = static_cast<int>(growth_.place(i)), depth = place / lists_.stride;
+      is_full |= place - depth * lists_.stride == sizes.top_k - 1;
+      int32_t token = static_cast<int32_t>(lists_.ids[place]);
+      if (params_.vocab_map) token = params_.vocab_map[token];
+      return DraftNode{token, depth + 1, static_cast<int32_t>(growth_.parent(i)), growth_.cost(i), kNoNode};
+    });
+    const bool is_truncated = __syncthreads_or(is_full) && sizes.vocab_size > sizes.top_k;
+    write_masks(sizes, params_.out, batch_, masks, valid);
+    if (threadIdx.x == 0)
+      params_.out.status[batch_] = (is_bad ? kDraftBadRow : 0) | (is_truncated ? kDraftTruncated : 0);
+  }
+
+  const DraftParams& params_;
+  const int64_t batch_;
+  const int depths_;
+  const GrowShared space_;
+  TreeGrowth growth_;
+  DraftLists lists_;
+  uint64_t* behind_;  // the warps' merge lists, then the masks
+};
 
 // Numbers the callers 0 to count - 1 and starts anew. What the block wrote before its ticket is seen by the block with
 // the last one; lighter than two __threadfence() around an atomicInc, which order more than this needs.
@@ -418,14 +453,8 @@ __device__ __forceinline__ void build(const DraftParams& params, unsigned char* 
                params.chunk_keys + slot * sizes.top_k, params.chunk_sums + slot);
   }
   if (params.sums_only) return;
-  // By turns: the last block of a row merges it, the last of those blocks finishes the batch row.
-  if (depths > 0) {
-    if (!is_last_block(params.tickets + batch * depths + blockIdx.y, chunks, tree)) return;
-    if (threadIdx.x < 32)
-      merge_row(params, batch * depths + blockIdx.y, reinterpret_cast<uint64_t*>(memory), threadIdx.x);
-    if (!is_last_block(params.tickets + gridDim.z * depths + batch, depths, tree)) return;
-  }
-  finish_batch(params, batch, memory, tree);
+  if (depths > 0 && !is_last_block(params.tickets + batch, chunks * depths, tree)) return;
+  Finish(params, batch, memory).run();
 }
 
 }  // namespace flashtrie

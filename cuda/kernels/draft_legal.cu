@@ -392,7 +392,8 @@ class LegalBuild {
 
   __device__ void write() {
     const int valid = shared_.valid;
-    collect_masks(shared_.origins, valid, sizes_.mask_words(), shared_.masks);
+    collect_masks([&](uint32_t node) { return shared_.origins[node].parent; }, valid, sizes_.mask_words(),
+                  shared_.masks);
     write_nodes(
         sizes_, params_.out, batch_, params_.roots[batch_], params_.base_lengths[batch_], valid,
         [&](int i) {

@@ -27,8 +27,10 @@ TILE_LOGITS = 8192
 """Most logits that one block reads at a time (kTileLogits)."""
 MERGE_BYTES = 8 * 288
 """Shared memory of a warp's merge list (kMergeStride)."""
-SCAN_BYTES = 8 * 1024 + 176
+SCAN_BYTES = 20 * 256 + 8 * 1024 + 176
 """Shared memory of a block's scan (ScanShared)."""
+RUNS_AT_ONCE = 8
+"""What the candidates of a row are rounded up to in shared memory (kRunsAtOnce)."""
 BLOCKS_PER_MULTIPROCESSOR = 4
 """Blocks that run at once (kBlocksAtOnce)."""
 MAX_CHUNK_TILES = 4
@@ -74,8 +76,6 @@ class DraftParams(ctypes.Structure):
         ("vocab_map", _pointer),
         ("chunk_keys", _pointer),
         ("chunk_sums", _pointer),
-        ("row_costs", _pointer),
-        ("row_ids", _pointer),
         ("tickets", _pointer),
         ("num_chunks", ctypes.c_int32),
         ("num_tiles", ctypes.c_int32),
@@ -189,9 +189,7 @@ def _workspace_parts(plan: DraftPlan, constrained: bool) -> dict[str, int]:
     rows = plan.batch_size * plan.num_depths
     chunks = rows * -(-(plan.vocab_size + 14) // TILE_LOGITS)
     sizes = {
-        "tickets": 4 * (rows + plan.batch_size),
-        "row_costs": 4 * rows * plan.top_k,
-        "row_ids": 4 * rows * plan.top_k,
+        "tickets": 4 * plan.batch_size,
         "chunk_sums": 8 * chunks,
         "chunk_keys": 8 * chunks * plan.top_k,
         "levels": _LEVEL_NODE_BYTES * plan.batch_size * (plan.num_depths + 1) * plan.num_nodes
@@ -208,7 +206,7 @@ def _workspace_parts(plan: DraftPlan, constrained: bool) -> dict[str, int]:
 
 def num_tickets(plan: DraftPlan) -> int:
     """32-bit words at the start of the workspace that must be zero at first."""
-    return plan.batch_size * (plan.num_depths + 1)
+    return plan.batch_size
 
 
 def workspace_size(plan: DraftPlan, constrained: bool = False) -> int:
@@ -217,9 +215,12 @@ def workspace_size(plan: DraftPlan, constrained: bool = False) -> int:
 
 
 def shared_bytes(plan: DraftPlan) -> int:
-    """Dynamic shared memory of a block: a chunk's list, then a row's merge list, then the tree and its lists."""
-    tree = plan.num_nodes * (24 + 4 * plan.mask_words) + 4 * (2 * plan.num_depths + 2) * (plan.top_k + 2)
-    return _TREE_SHARED_BYTES + max(SCAN_BYTES, MERGE_BYTES, tree)
+    """Dynamic shared memory of a block: a chunk's lists, or the tree, its candidates, and then the warps' merge lists or
+    the masks."""
+    places = 1 << (plan.num_nodes - 1).bit_length()
+    candidates = 8 * plan.num_depths * -(-plan.top_k // RUNS_AT_ONCE) * RUNS_AT_ONCE
+    behind = max(THREADS // 32 * MERGE_BYTES, 4 * plan.num_nodes * plan.mask_words)
+    return _TREE_SHARED_BYTES + max(SCAN_BYTES, 44 * places + 16 + candidates + behind)
 
 
 def legal_shared_bytes(plan: DraftPlan) -> int:
@@ -270,7 +271,7 @@ def fill_params(
     _fill_common(params, plan, pointers)
     params.vocab_map = pointers.get("vocab_map", 0)
     parts = _workspace_parts(plan, False)
-    for name in ("tickets", "row_costs", "row_ids", "chunk_sums", "chunk_keys"):
+    for name in ("tickets", "chunk_sums", "chunk_keys"):
         setattr(params, name, workspace + parts[name])
     params.num_tiles, params.tile_packs = tiling(plan, pointers["logits"])
     params.chunk_tiles = chunk_tiles(plan, params.num_tiles, num_multiprocessors)
