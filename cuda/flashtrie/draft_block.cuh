@@ -145,50 +145,53 @@ struct alignas(8) DraftOrigin {
   uint32_t place;  // of the node in the lists
 };
 
-// Words of the nodes' masks: the ancestors of each, itself and the root included; the whole block writes them.
+// Masks of all nodes as words [N, W]: the ancestors of each, itself and the root included; padding has none, or itself.
+// The whole block writes them, a thread a node.
 template <typename ParentOf>
-__device__ __forceinline__ void collect_masks(const ParentOf& parent_of, int valid, int words, uint32_t* masks) {
+__device__ __forceinline__ void collect_masks(const DraftSizes& sizes, int valid, uint32_t* masks,
+                                              const ParentOf& parent_of) {
+  const int words = sizes.mask_words();
 #pragma unroll 1
-  for (int at = threadIdx.x; at < valid * words; at += kDraftThreads) {
-    const uint32_t word = static_cast<uint32_t>(at % words);
-    uint32_t bits = word == 0 ? 1 : 0;
+  for (int i = threadIdx.x; i < sizes.num_nodes; i += kDraftThreads) {
+    uint32_t* mask = masks + i * words;
 #pragma unroll 1
-    for (uint32_t node = static_cast<uint32_t>(at / words); node != 0; node = parent_of(node))
-      bits |= node >> 5 == word ? 1u << (node & 31) : 0;
-    masks[at] = bits;
+    for (int word = 0; word < words; ++word) mask[word] = 0;
+    if (i < valid) {
+      mask[0] = 1;
+#pragma unroll 1
+      for (uint32_t node = i; node != 0; node = parent_of(node)) mask[node >> 5] |= 1u << (node & 31);
+    } else if (sizes.self_padding) {
+      mask[i >> 5] = 1u << (i & 31);
+    }
   }
 }
 
 // Bytes of 0 or 1 from the low four bits.
 __device__ __forceinline__ uint32_t spread4(uint32_t bits) { return ((bits & 15) * 0x00204081u) & 0x01010101u; }
 
-// The mask of node i; padding nodes have none, or themselves.
-__device__ __forceinline__ uint32_t mask_word(const uint32_t* masks, const DraftSizes& sizes, int valid, int i,
-                                              int word) {
-  if (i < valid) return masks[i * sizes.mask_words() + word];
-  return sizes.self_padding && word == i / 32 ? 1u << (i % 32) : 0;
-}
-
 // The whole block writes the masks of one batch row.
 __device__ __forceinline__ void write_masks(const DraftSizes& sizes, const DraftOutputs& out, int64_t batch,
-                                            const uint32_t* masks, int valid) {
+                                            const uint32_t* masks) {
   const int size = sizes.num_nodes, words = sizes.mask_words();
   int32_t* packed = out.packed_ancestor_mask + batch * size * words;
-  for (int at = threadIdx.x; at < size * words; at += kDraftThreads)
-    packed[at] = static_cast<int32_t>(mask_word(masks, sizes, valid, at / words, at % words));
+#pragma unroll 1
+  for (int at = threadIdx.x; at < size * words; at += kDraftThreads) packed[at] = static_cast<int32_t>(masks[at]);
   int8_t* bytes = out.ancestor_mask + batch * size * size;
   if (size % 16 == 0 && reinterpret_cast<uintptr_t>(out.ancestor_mask) % 16 == 0) {
-    const int pieces = size / 16;
-    for (int at = threadIdx.x; at < size * pieces; at += kDraftThreads) {
-      const int i = at / pieces, piece = at % pieces;
-      const uint32_t bits = mask_word(masks, sizes, valid, i, piece / 2) >> (piece % 2 * 16);
-      reinterpret_cast<uint4*>(bytes)[at] =
+    const int pieces = size / 16, shift = 32 - __clz(pieces - 1);
+#pragma unroll 1
+    for (int at = threadIdx.x; at < size << shift; at += kDraftThreads) {
+      const int i = at >> shift, piece = at & ((1 << shift) - 1);
+      if (piece >= pieces) continue;
+      const uint32_t bits = masks[i * words + piece / 2] >> (piece % 2 * 16);
+      reinterpret_cast<uint4*>(bytes)[i * pieces + piece] =
           make_uint4(spread4(bits), spread4(bits >> 4), spread4(bits >> 8), spread4(bits >> 12));
     }
   } else {
+#pragma unroll 1
     for (int at = threadIdx.x; at < size * size; at += kDraftThreads) {
-      const int key = at % size;
-      bytes[at] = static_cast<int8_t>((mask_word(masks, sizes, valid, at / size, key / 32) >> (key % 32)) & 1);
+      const int i = at / size, key = at - i * size;
+      bytes[at] = static_cast<int8_t>((masks[i * words + key / 32] >> (key % 32)) & 1);
     }
   }
 }

@@ -32,7 +32,7 @@ struct DraftLists {
 struct GrowShared {
   uint64_t* keys;    // [2, places] the best nodes so far, ascending, then kNoKey
   uint64_t* level;   // [2, places] those of the deepest level: cost, 1 + own place among the best; then kNoKey
-  uint32_t* listed;  // [2, places] where the lists have a node
+  uint32_t* listed;  // [2, places] where the lists have a node: depth below the first << 16 | rank
   uint32_t* moved;   // [places] new places of the best
   uint32_t* counts;  // [2] of the best: low half all, high half those of the new level
   int places;        // a power of two, at least the tree's nodes: what a binary search may look at
@@ -99,24 +99,27 @@ class TreeGrowth {
   __device__ TreeGrowth(const GrowShared& shared, int num_nodes, int top_k)
       : shared_(shared), num_nodes_(num_nodes), top_k_(top_k), size_(1), level_size_(0), turn_(0) {}
 
-  // The whole block, before a barrier that comes before first().
+  // Starts with the root alone. The whole block, before a barrier.
   __device__ void clear() {
-    for (int at = threadIdx.x; at < 4 * shared_.places; at += kDraftThreads) shared_.keys[at] = kNoKey;  // and level
+#pragma unroll 1
+    for (int at = threadIdx.x; at < 4 * shared_.places; at += kDraftThreads)  // of keys and level
+      shared_.keys[at] = at == 0 ? 0 : kNoKey;
     if (threadIdx.x < 2) shared_.counts[threadIdx.x] = 0;
   }
 
-  // The root and its children, if there are depths below it; the whole block, between barriers.
-  __device__ void first(const float* costs, bool has_depths) {
+  // The first level. The whole block, after a barrier.
+  __device__ void add_children(const float* costs) {
     const int lane = threadIdx.x & 31;
-    const bool is_child = has_depths && lane < top_k_ && lane < num_nodes_ - 1 && __float_as_uint(costs[lane]) < kNoCost;
+    const bool is_child = lane < top_k_ && lane < num_nodes_ - 1 && __float_as_uint(costs[lane]) < kNoCost;
     level_size_ = __popc(__ballot_sync(kWholeWarp, is_child));
     size_ = 1 + level_size_;
-    if (threadIdx.x == 0) shared_.keys[0] = 0;
-    if (threadIdx.x >= 32 || !is_child) return;
-    const uint32_t cost = __float_as_uint(costs[lane]);
-    shared_.keys[1 + lane] = cost_key(cost, 1);
-    shared_.level[lane] = cost_key(cost, 2 + lane);
-    shared_.listed[1 + lane] = lane;
+    if (threadIdx.x < 32 && is_child) {
+      const uint32_t cost = __float_as_uint(costs[lane]);
+      shared_.keys[1 + lane] = cost_key(cost, 1);
+      shared_.level[lane] = cost_key(cost, 2 + lane);
+      shared_.listed[1 + lane] = lane;
+    }
+    __syncthreads();
   }
 
   // Whether some child of the deepest level belongs to the tree, as far as the best so far say; the same in all threads.
@@ -128,8 +131,8 @@ class TreeGrowth {
     return size_ < num_nodes_ || cost_key(cost, static_cast<uint32_t>(parent)) < keys(turn_)[num_nodes_ - 1];
   }
 
-  // One more level, whose candidates are row `first_place` / stride of the lists. The whole block.
-  __device__ void add_level(const float* costs, int stride, uint32_t first_place) {
+  // One more level, from the candidates of its depth. The whole block, between barriers.
+  __device__ void add_level(const float* costs, int stride, uint32_t depth) {
     const uint64_t *keys = this->keys(turn_), *level = this->level(turn_);
     uint64_t *new_keys = this->keys(turn_ ^ 1), *new_level = this->level(turn_ ^ 1);
     const uint32_t* listed = this->listed(turn_);
@@ -140,8 +143,7 @@ class TreeGrowth {
     const int best_places = (size_ + 31) & ~31, num_places = best_places + (top_k_ << shift);
     const uint32_t smallest = child_cost(level[0], costs[0]);
     const uint64_t largest = size_ == num_nodes_ ? keys[num_nodes_ - 1] : cost_key(kNoCost, 0);
-    int search_places = 1;
-    while (search_places < size_) search_places <<= 1;
+    const int search_places = power_of_two_at_least(size_);
     uint32_t kept_best = 0, kept_new = 0;
 #pragma unroll 1
     for (int base = static_cast<int>(threadIdx.x) - lane; base < num_places; base += kDraftThreads) {
@@ -179,7 +181,7 @@ class TreeGrowth {
         kept_new += __popc(__ballot_sync(kWholeWarp, is_kept));
         if (is_kept) {
           new_keys[place] = key;
-          new_listed[place] = first_place + rank;
+          new_listed[place] = depth << 16 | rank;
           new_level[in_level] = cost_key(static_cast<uint32_t>(key >> 32), place + 1);
         }
       }
@@ -192,11 +194,13 @@ class TreeGrowth {
     const int old_level = level_size_;
     level_size_ = static_cast<int>(*counts >> 16);
     // Parents have moved.
+#pragma unroll 1
     for (int at = 1 + static_cast<int>(threadIdx.x); at < size_; at += kDraftThreads) {
       const uint64_t key = new_keys[at];
       new_keys[at] = cost_key(static_cast<uint32_t>(key >> 32), shared_.moved[static_cast<uint32_t>(key) - 1] + 1);
     }
     uint64_t* old_entries = this->level(turn_ ^ 1);
+#pragma unroll 1
     for (int at = threadIdx.x; at < old_level; at += kDraftThreads) old_entries[at] = kNoKey;
     if (threadIdx.x == 0) shared_.counts[turn_] = 0;
     __syncthreads();
@@ -207,7 +211,7 @@ class TreeGrowth {
   // Of the finished tree.
   __device__ uint32_t parent(int node) const { return static_cast<uint32_t>(keys(turn_)[node]) - 1; }
   __device__ float cost(int node) const { return __uint_as_float(static_cast<uint32_t>(keys(turn_)[node] >> 32)); }
-  __device__ uint32_t place(int node) const { return listed(turn_)[node]; }
+  __device__ uint32_t listed_at(int node) const { return listed(turn_)[node]; }
 
  private:
   __device__ uint64_t* keys(int turn) const { return shared_.keys + turn * shared_.places; }

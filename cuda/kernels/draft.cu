@@ -45,14 +45,12 @@ struct TilePart {
   __device__ int id(int load, int i) const { return first_id + load * kDraftThreads * Pack<T>::kCount + i; }
 };
 
-// Rows start anywhere, 16-byte loads do not: elements before and behind the row count as -inf and are not read.
+// Rows start anywhere, 16-byte loads do not: what a pack at the row's edge has outside counts as -inf and is not read.
 template <typename T>
-__device__ __forceinline__ uint4 load_edge(const T* row, int vocab_size, int first) {
+__device__ __noinline__ uint4 load_edge(const T* row, int vocab_size, int first) {
   constexpr int kCount = Pack<T>::kCount;
-  if (first >= 0 && first + kCount <= vocab_size) return __ldcs(reinterpret_cast<const uint4*>(row + first));
   const uint32_t blank = Pack<T>::kMinusInfinity;
   uint4 pack = make_uint4(blank, blank, blank, blank);
-  if (first + kCount <= 0 || first >= vocab_size) return pack;
   T elements[kCount];
   memcpy(elements, &pack, sizeof pack);
 #pragma unroll
@@ -71,18 +69,21 @@ __device__ __forceinline__ TilePart<T> load_tile(const T* row, int vocab_size, i
   const uint32_t blank = Pack<T>::kMinusInfinity;
   TilePart<T> part;
   part.first_id = tile_first + thread * kCount;
-  if (tile_first >= 0 && tile_first + tile_packs * kCount <= vocab_size) {
+  // Packs `begin` to `end` - 1 of this tile lie in the row whole.
+  const int begin = tile_first < 0 ? 1 : 0, end = min(tile_packs, (vocab_size - tile_first) / kCount);
+#pragma unroll
+  for (int load = 0; load < kLoads; ++load) {
+    const int pack = load * kDraftThreads + thread;
+    part.packs[load] = make_uint4(blank, blank, blank, blank);
+    if (pack < end && (load > 0 || pack >= begin))
+      part.packs[load] = __ldcs(reinterpret_cast<const uint4*>(row + part.id(load, 0)));
+  }
+  if (begin > 0 || end < tile_packs) {  // one pack at each end of a row may be cut
 #pragma unroll
     for (int load = 0; load < kLoads; ++load) {
-      part.packs[load] = make_uint4(blank, blank, blank, blank);
-      if (load * kDraftThreads + thread < tile_packs)
-        part.packs[load] = __ldcs(reinterpret_cast<const uint4*>(row + part.id(load, 0)));
-    }
-  } else {
-#pragma unroll
-    for (int load = 0; load < kLoads; ++load) {
-      const bool is_inside = load * kDraftThreads + thread < tile_packs;
-      part.packs[load] = load_edge(row, vocab_size, is_inside ? part.id(load, 0) : vocab_size);
+      const int pack = load * kDraftThreads + thread;
+      if ((load == 0 && pack < begin) || (pack == end && pack < tile_packs))
+        part.packs[load] = load_edge(row, vocab_size, part.id(load, 0));
     }
   }
   return part;
@@ -97,7 +98,7 @@ struct ScanShared {
   alignas(16) uint4 packs[kPackCapacity];
   alignas(16) uint64_t list[kListCapacity];
   int pack_ids[kPackCapacity];
-  uint32_t warp_bounds[2][kDraftWarps];          // by turns, so that one barrier a tile is enough
+  alignas(16) uint32_t warp_bounds[2][kDraftWarps];  // by turns, so that one barrier a tile is enough
   uint32_t warp_totals[kDraftWarps];
   ExpSum warp_sums[kDraftWarps];
   uint32_t num_packs;
@@ -186,8 +187,8 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
   constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   // The bound comes from groups of lanes, top_k of them at least, in the warps that a tile fills.
-  const int full_warps = max(1, min(kDraftWarps, chunk.tile_packs / 32));
-  const int groups = power_of_two_at_least((top_k + full_warps - 1) / full_warps);  // of a warp
+  const int log2_warps = 31 - __clz(max(1, min(kDraftWarps, static_cast<int>(chunk.tile_packs / 32u))));
+  const int groups = max(power_of_two_at_least(top_k) >> log2_warps, 1);  // of a warp
   if (threadIdx.x == 0) shared.num_packs = shared.num_listed = 0;
   float base = -INFINITY, sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // the thread's, over all tiles
   float peak = -INFINITY;
@@ -215,21 +216,29 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
     if (!(lowest > -FLT_MAX)) {  // the same in the whole block
       const uint32_t warp_bound = group_bound(ordered_score(tile_peak), groups);
       uint32_t* bounds = shared.warp_bounds[(tile - chunk.first) & 1];
-      if (lane == 0) bounds[warp] = warp_bound;
+      if (lane == 0) bounds[warp] = warp >> log2_warps == 0 ? warp_bound : ~0u;
       __syncthreads();
-      uint32_t bound = bounds[0];
-      for (int i = 1; i < full_warps; ++i) bound = min(bound, bounds[i]);
+      uint32_t bound = ~0u;
+#pragma unroll
+      for (int i = 0; i < kDraftWarps; i += 4) {
+        const uint4 four = *reinterpret_cast<const uint4*>(bounds + i);
+        bound = min(bound, min(min(four.x, four.y), min(four.z, four.w)));
+      }
       lowest = fmaxf(score_of(bound), -FLT_MAX);
     }
     if (!(tile_peak >= lowest)) continue;
+    uint32_t count = 0;
+#pragma unroll
+    for (int load = 0; load < kLoads; ++load) count += Pack<T>::peak(part.packs[load]) >= lowest ? 1 : 0;
+    uint32_t at = atomicAdd(&shared.num_packs, count);
 #pragma unroll
     for (int load = 0; load < kLoads; ++load) {
-      if (load * kDraftThreads >= chunk.tile_packs) break;
       if (!(Pack<T>::peak(part.packs[load]) >= lowest)) continue;
-      const uint32_t at = atomicAdd(&shared.num_packs, 1u);
-      if (at >= kPackCapacity) continue;
-      shared.packs[at] = part.packs[load];
-      shared.pack_ids[at] = part.id(load, 0);
+      if (at < kPackCapacity) {
+        shared.packs[at] = part.packs[load];
+        shared.pack_ids[at] = part.id(load, 0);
+      }
+      ++at;
     }
   }
   const float warp_peak = score_of(warp_max(ordered_score(peak)));
@@ -257,7 +266,8 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
     const int rank = rank_among(shared.list, num_listed, key);
     if (rank < top_k) keys[rank] = key;
   }
-  for (int rank = num_listed + threadIdx.x; rank < top_k; rank += kDraftThreads) keys[rank] = 0;
+  const int rank = static_cast<int>(threadIdx.x);
+  if (rank >= num_listed && rank < top_k) keys[rank] = 0;
   if (warp == kDraftWarps - 1) {
     const ExpSum joined = warp_join(lane < kDraftWarps ? shared.warp_sums[lane] : ExpSum{-INFINITY, 0.0f});
     if (lane == 0) *sum = joined;
@@ -306,8 +316,8 @@ __device__ __forceinline__ bool is_bad_sum(float2 sum) { return !(sum.y < INFINI
 __device__ __forceinline__ void merge_row(const DraftParams& params, int64_t row, uint64_t* list, int lane,
                                           float* costs, uint32_t* ids) {
   const int top_k = params.sizes.top_k, num_chunks = params.num_chunks;
-  const int listed = merge_keys(params.chunk_keys + row * num_chunks * top_k, num_chunks, top_k, list, lane);
   const ExpSum joined = merge_sums(params.chunk_sums + row * num_chunks, num_chunks, lane);
+  const int listed = merge_keys(params.chunk_keys + row * num_chunks * top_k, num_chunks, top_k, list, lane);
   const bool is_bad = is_bad_sum(make_float2(joined.peak, joined.sum));
   const float lse = joined.peak + logf(joined.sum);
   if (lane < DraftLists::stride_of(top_k) && (is_bad || lane >= min(listed, top_k))) {
@@ -346,20 +356,21 @@ class Finish {
 
   __device__ void run() {
     const int32_t root = params_.roots[batch_], base = params_.base_lengths[batch_];
+    const float2 sums[2] = {chunk_sum(0), chunk_sum(1)};  // looked at once the candidates are merged
     growth_.clear();
-    merge_rows(0);
-    const bool is_bad = __syncthreads_or(sees_bad_row());
-    growth_.first(lists_.costs, depths_ > 0);
-    __syncthreads();
+    bool is_bad = false;
+    int depth = 0;
 #pragma unroll 1
-    for (int depth = 1; depth < depths_; ++depth) {
-      const float* costs = lists_.costs + depth * lists_.stride;
+    for (; depth < depths_; ++depth) {
       if (depth % kDraftWarps == 0) {
         merge_rows(depth);
-        __syncthreads();
+        if (depth == 0) is_bad = __syncthreads_or(sees_bad_row(sums));
+        else __syncthreads();
       }
-      if (!growth_.goes_on(costs)) break;
-      growth_.add_level(costs, lists_.stride, depth * lists_.stride);
+      const float* costs = lists_.costs + depth * lists_.stride;
+      if (depth > 0 && !growth_.goes_on(costs)) break;
+      if (depth == 0) growth_.add_children(costs);
+      else growth_.add_level(costs, lists_.stride, depth);
     }
     write(root, base, is_bad);
   }
@@ -373,13 +384,18 @@ class Finish {
               lists_.ids + depth * lists_.stride);
   }
 
-  // Whether this thread saw a chunk with NaN or +inf; the block together sees them all.
-  __device__ bool sees_bad_row() const {
-    const int count = depths_ * params_.num_chunks;
+  // The sum of one of the batch row's chunks, of all depths: the thread's `turn`-th.
+  __device__ float2 chunk_sum(int turn) const {
+    const int count = depths_ * params_.num_chunks, at = turn * kDraftThreads + static_cast<int>(threadIdx.x);
     const float2* sums = reinterpret_cast<const float2*>(params_.chunk_sums) + batch_ * count;
-    bool is_bad = false;
+    return at < count ? __ldcg(sums + at) : make_float2(0.0f, 0.0f);
+  }
+
+  // Whether this thread saw a chunk with NaN or +inf, the first two sums already read; the block together sees them all.
+  __device__ bool sees_bad_row(const float2 (&first)[2]) const {
+    bool is_bad = is_bad_sum(first[0]) || is_bad_sum(first[1]);
 #pragma unroll 1
-    for (int at = threadIdx.x; at < count; at += kDraftThreads) is_bad |= is_bad_sum(__ldcg(sums + at));
+    for (int turn = 2; turn * kDraftThreads < depths_ * params_.num_chunks; ++turn) is_bad |= is_bad_sum(chunk_sum(turn));
     return is_bad;
   }
 
@@ -387,17 +403,17 @@ class Finish {
     const DraftSizes& sizes = params_.sizes;
     const int valid = growth_.size();
     uint32_t* masks = reinterpret_cast<uint32_t*>(behind_);
-    collect_masks([&](uint32_t node) { return growth_.parent(node); }, valid, sizes.mask_words(), masks);
+    collect_masks(sizes, valid, masks, [&](uint32_t node) { return growth_.parent(node); });
     bool is_full = false;  // with its parent's last candidate in the tree, all the others are
     write_nodes(sizes, params_.out, batch_, root, base, valid, [&](int i) {
-      const int place = static_cast<int>(growth_.place(i)), depth = place / lists_.stride;
-      is_full |= place - depth * lists_.stride == sizes.top_k - 1;
-      int32_t token = static_cast<int32_t>(lists_.ids[place]);
+      const int depth = static_cast<int>(growth_.listed_at(i) >> 16), rank = static_cast<int>(growth_.listed_at(i) & 0xffff);
+      is_full |= rank == sizes.top_k - 1;
+      int32_t token = static_cast<int32_t>(lists_.ids[depth * lists_.stride + rank]);
       if (params_.vocab_map) token = params_.vocab_map[token];
       return DraftNode{token, depth + 1, static_cast<int32_t>(growth_.parent(i)), growth_.cost(i), kNoNode};
     });
     const bool is_truncated = __syncthreads_or(is_full) && sizes.vocab_size > sizes.top_k;
-    write_masks(sizes, params_.out, batch_, masks, valid);
+    write_masks(sizes, params_.out, batch_, masks);
     if (threadIdx.x == 0)
       params_.out.status[batch_] = (is_bad ? kDraftBadRow : 0) | (is_truncated ? kDraftTruncated : 0);
   }

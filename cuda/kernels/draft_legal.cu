@@ -392,8 +392,7 @@ class LegalBuild {
 
   __device__ void write() {
     const int valid = shared_.valid;
-    collect_masks([&](uint32_t node) { return shared_.origins[node].parent; }, valid, sizes_.mask_words(),
-                  shared_.masks);
+    collect_masks(sizes_, valid, shared_.masks, [&](uint32_t node) { return shared_.origins[node].parent; });
     write_nodes(
         sizes_, params_.out, batch_, params_.roots[batch_], params_.base_lengths[batch_], valid,
         [&](int i) {
@@ -405,7 +404,7 @@ class LegalBuild {
         },
         level(0)[0].state);
     __syncthreads();
-    write_masks(sizes_, params_.out, batch_, shared_.masks, valid);
+    write_masks(sizes_, params_.out, batch_, shared_.masks);
     if (threadIdx.x == 0)
       params_.out.status[batch_] =
           (shared_.is_bad ? kDraftBadRow : 0) | (shared_.is_truncated ? kDraftTruncated : 0);

@@ -34,6 +34,8 @@ RUNS_AT_ONCE = 8
 BLOCKS_PER_MULTIPROCESSOR = 4
 """Blocks that run at once (kBlocksAtOnce)."""
 MAX_CHUNK_TILES = 4
+TILE_OVERHEAD = 1500
+"""Logits that could be read in the time that a tile takes beside its reading."""
 LEGAL_BYTES = 36_032
 """Shared memory of a block of the constrained kernel before its sort (LegalShared)."""
 _LEVEL_NODE_BYTES, _CANDIDATE_BYTES, _TREE_SHARED_BYTES = 24, 12, 16
@@ -165,29 +167,60 @@ def _checked(name: str, array: Any, dtypes: tuple[str, ...], shape: tuple[int, .
     return found.pointer
 
 
-def tiling(plan: DraftPlan, logits: int) -> tuple[int, int]:
-    """How many tiles a row has, and of how many 16-byte packs; rows that start between packs may need one
-    more."""
+def _row_packs(plan: DraftPlan, logits: int) -> tuple[int, int]:
+    """16-byte packs that a row touches, and logits of a pack; rows that start between packs may need one more."""
     itemsize = 4 if plan.logit_type == "float32" else 2
     pack = 16 // itemsize
     aligned = logits % 16 == 0 and plan.vocab_size % pack == 0
-    packs = -(-(plan.vocab_size + (0 if aligned else pack - 1)) // pack)
-    tiles = -(-packs * pack // TILE_LOGITS)
-    return tiles, -(-packs // tiles)
+    return -(-(plan.vocab_size + (0 if aligned else pack - 1)) // pack), pack
 
 
-def chunk_tiles(plan: DraftPlan, tiles: int, num_multiprocessors: int) -> int:
-    """Tiles of a chunk: one while two rounds of blocks or fewer read everything, more when there are many, so that
-    less is merged. Measured on an H200: docs/benchmarks/draft.md."""
-    blocks = BLOCKS_PER_MULTIPROCESSOR * num_multiprocessors
-    rounds = plan.batch_size * plan.num_depths * tiles / blocks
-    return max(1, min(int(rounds / 2), MAX_CHUNK_TILES, tiles))
+@dataclass(frozen=True)
+class Tiling:
+    """How a row of logits is cut: ``num_tiles`` of ``tile_packs`` packs, ``chunk_tiles`` of them to a block."""
+
+    num_tiles: int
+    tile_packs: int
+    chunk_tiles: int
+
+    @property
+    def num_chunks(self) -> int:
+        return -(-self.num_tiles // self.chunk_tiles)
+
+
+def tiling(plan: DraftPlan, logits: int, num_multiprocessors: int) -> Tiling:
+    """Cut the rows so that the multiprocessors get even shares while one or two rounds of blocks read everything; where
+    there are more rounds, into chunks of several tiles, so that less is merged. Measured on an H200:
+    docs/benchmarks/draft.md."""
+    packs, pack = _row_packs(plan, logits)
+    rows, blocks = plan.batch_size * plan.num_depths, BLOCKS_PER_MULTIPROCESSOR * num_multiprocessors
+    least = -(-packs * pack // TILE_LOGITS)
+    if rows * least > 2 * blocks:
+        chunk_tiles = max(1, min(rows * least // (2 * blocks), MAX_CHUNK_TILES, least))
+        return Tiling(least, -(-packs // least), chunk_tiles)
+
+    def cut(chunks: int) -> Tiling:
+        chunk_tiles = -(-packs * pack // (chunks * TILE_LOGITS))
+        tile_packs = -(-packs // (chunks * chunk_tiles))
+        return Tiling(-(-packs // tile_packs), tile_packs, chunk_tiles)
+
+    def cost(cut: Tiling) -> int:
+        share = -(-rows * cut.num_chunks // num_multiprocessors)
+        return share * cut.chunk_tiles * (cut.tile_packs * pack + TILE_OVERHEAD)
+
+    cuts = [cut(chunks) for chunks in range(-(-least // MAX_CHUNK_TILES), max_chunks(plan.vocab_size) + 1)]
+    return min(cuts, key=cost)
+
+
+def max_chunks(vocab_size: int) -> int:
+    """Most chunks of a row: what one warp merges at once, or as many as must be."""
+    return max(-(-(vocab_size + 14) // TILE_LOGITS), min(32, -(-(vocab_size + 14) // 1024)))
 
 
 def _workspace_parts(plan: DraftPlan, constrained: bool) -> dict[str, int]:
     """Offset of each part of the workspace, and of its end; tickets come first."""
     rows = plan.batch_size * plan.num_depths
-    chunks = rows * -(-(plan.vocab_size + 14) // TILE_LOGITS)
+    chunks = rows * max_chunks(plan.vocab_size)
     sizes = {
         "tickets": 4 * plan.batch_size,
         "chunk_sums": 8 * chunks,
@@ -273,12 +306,12 @@ def fill_params(
     parts = _workspace_parts(plan, False)
     for name in ("tickets", "chunk_sums", "chunk_keys"):
         setattr(params, name, workspace + parts[name])
-    params.num_tiles, params.tile_packs = tiling(plan, pointers["logits"])
-    params.chunk_tiles = chunk_tiles(plan, params.num_tiles, num_multiprocessors)
-    params.num_chunks = -(-params.num_tiles // params.chunk_tiles)
+    cut = tiling(plan, pointers["logits"], num_multiprocessors)
+    for name in ("num_tiles", "tile_packs", "chunk_tiles", "num_chunks"):
+        setattr(params, name, getattr(cut, name))
     if plan.batch_size > _MAX_GRID_Z:
         raise UsageError(f"{plan.batch_size} batch rows do not fit into one launch", hint="split the batch")
-    chunks = params.num_chunks if plan.num_depths else 1
+    chunks = cut.num_chunks if plan.num_depths else 1
     return params, (chunks, max(plan.num_depths, 1), plan.batch_size)
 
 
