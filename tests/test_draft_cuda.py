@@ -18,7 +18,7 @@ from draft_cases import (
 )
 
 from flashtrie_cli.build import build_index
-from flashtrie_cli.engine import cuda_draft
+from flashtrie_cli.engine import cuda_draft_layout as layout
 from flashtrie_cli.engine.draft_plan import OUTPUTS, DraftPlan
 from flashtrie_cli.errors import InputError, UsageError
 from flashtrie_cli.index import Index
@@ -42,41 +42,40 @@ def constants(name: str) -> dict[str, str]:
 
 def test_constants_are_the_kernels() -> None:
     block, kernel = constants("flashtrie/draft_block.cuh"), constants("kernels/draft.cu")
-    kernel |= constants("flashtrie/draft_pack.cuh")
-    assert int(block["kDraftThreads"]) == cuda_draft.THREADS
-    assert int(kernel["kThreadLogits"]) * cuda_draft.THREADS == cuda_draft.TILE_LOGITS
+    kernel |= constants("flashtrie/draft_pack.cuh") | constants("flashtrie/draft_grow.cuh")
+    assert int(block["kDraftThreads"]) == layout.THREADS
+    assert int(kernel["kThreadLogits"]) * layout.THREADS == layout.TILE_LOGITS
+    assert int(kernel["kRunsAtOnce"]) == layout.RUNS_AT_ONCE
     stride = int(block["kMergeCapacity"]) + int(block["kDraftMaxTopK"])
-    warps = cuda_draft.THREADS // 32
-    assert 8 * stride == cuda_draft.MERGE_BYTES
-    assert int(kernel["kBlocksAtOnce"]) == cuda_draft.BLOCKS_PER_MULTIPROCESSOR
-    # Keys, two sets of bounds, totals, sums, and the number of keys up to the next 16 bytes.
-    assert 8 * int(kernel["kListCapacity"]) + warps * (2 * 4 + 4 + 8) + 16 == cuda_draft.SCAN_BYTES
+    assert 8 * stride == layout.MERGE_BYTES
+    assert int(kernel["kBlocksAtOnce"]) == layout.BLOCKS_PER_MULTIPROCESSOR
 
 
-def test_structures_are_the_kernels() -> None:
+STRUCTURES = {
+    "DraftSizes": ("flashtrie/draft.cuh", layout.Sizes),
+    "DraftOutputs": ("flashtrie/draft.cuh", layout.Outputs),
+    "TrieView": ("flashtrie/trie.cuh", layout.Trie),
+    "TrieRules": ("flashtrie/draft_rules.cuh", layout.TrieRules),
+    "MaskView": ("flashtrie/masks.cuh", layout.Masks),
+    "MaskRules": ("flashtrie/draft_rules.cuh", layout.MaskRules),
+    "DraftIds": ("flashtrie/draft_rules.cuh", layout.DraftIds),
+    "DraftConstraint": (
+        "flashtrie/draft_rules.cuh",
+        dict(layout.LEGAL_PARAMS[layout.TrieRules]._fields_)["constraint"],
+    ),
+    "DraftParams": ("kernels/draft.cu", layout.DraftParams),
+    "LegalParams": ("kernels/draft_legal.cu", layout.LEGAL_PARAMS[layout.TrieRules]),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures_are_the_kernels(name: str) -> None:
     """Names and order of the fields that ctypes repeats."""
-    header, trie, kernel, legal = (
-        (ROOT / "cuda" / name).read_text()
-        for name in (
-            "flashtrie/draft.cuh",
-            "flashtrie/trie.cuh",
-            "kernels/draft.cu",
-            "kernels/draft_legal.cu",
-        )
-    )
-    constraint = dict(cuda_draft.LegalParams._fields_)["constraint"]
-    for name, text, twin in (
-        ("DraftSizes", header, cuda_draft.DraftParams._fields_[0][1]),
-        ("DraftOutputs", header, cuda_draft.DraftParams._fields_[1][1]),
-        ("DraftConstraint", header, constraint),
-        ("TrieView", trie, constraint._fields_[0][1]),
-        ("DraftParams", kernel, cuda_draft.DraftParams),
-        ("LegalParams", legal, cuda_draft.LegalParams),
-    ):
-        body = re.search(rf"struct {name} {{\n(.*?)\n(?:}};|\n)", text, re.DOTALL)
-        assert body, name
-        fields = re.findall(r"^  (?:const )?[\w]+\*? (\w+);", body.group(1), re.MULTILINE)
-        assert fields == [field[0] for field in twin._fields_], name
+    file, twin = STRUCTURES[name]
+    body = re.search(rf"struct {name} {{\n(.*?)\n(?:}};|\n)", (ROOT / "cuda" / file).read_text(), re.DOTALL)
+    assert body
+    fields = re.findall(r"^  (?:const )?[\w<>]+\*? (\w+);", body.group(1), re.MULTILINE)
+    assert fields == [field[0] for field in twin._fields_]
 
 
 @pytest.fixture(scope="module")

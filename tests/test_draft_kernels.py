@@ -13,7 +13,7 @@ from draft_cases import Case, assert_invariants, assert_same_trees, random_logit
 from draft_emulator import Emulator, compile_library
 
 from flashtrie_cli.build import build_index
-from flashtrie_cli.engine import cuda_draft
+from flashtrie_cli.engine import cuda_draft_layout
 from flashtrie_cli.engine.draft_plan import NO_STATE, DraftConstraint, DraftPlan, DraftTrees
 from flashtrie_cli.index import Index
 from flashtrie_cli.query.draft import build_draft_trees
@@ -28,8 +28,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def test_structures_have_the_kernels_sizes(library: ctypes.CDLL) -> None:
-    assert library.draft_params_size() == ctypes.sizeof(cuda_draft.DraftParams)
-    assert library.legal_params_size() == ctypes.sizeof(cuda_draft.LegalParams)
+    assert library.draft_params_size() == ctypes.sizeof(cuda_draft_layout.DraftParams)
+    for name, rules in (("legal", cuda_draft_layout.TrieRules), ("masked", cuda_draft_layout.MaskRules)):
+        size = getattr(library, f"{name}_params_size")()
+        assert size == ctypes.sizeof(cuda_draft_layout.LEGAL_PARAMS[rules])
 
 
 @pytest.mark.parametrize("case", vectors(), ids=lambda case: case.name)

@@ -105,6 +105,8 @@ struct ScanShared {
   uint32_t num_listed;
 };
 
+static_assert(sizeof(ScanShared) == 13488, "SCAN_BYTES of cuda_draft_layout.py");
+
 __device__ __forceinline__ uint32_t block_total(ScanShared& shared, uint32_t warp_total, int warp, int lane) {
   __syncthreads();
   if (lane == 0) shared.warp_totals[warp] = warp_total;
@@ -335,7 +337,7 @@ __device__ __forceinline__ void merge_row(const DraftParams& params, int64_t row
   }
 }
 
-struct alignas(16) TreeShared {  // _TREE_SHARED_BYTES of cuda_draft.py
+struct alignas(16) TreeShared {  // _TREE_SHARED_BYTES of cuda_draft_layout.py
   int is_last;
 };
 
