@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from flashtrie_cli.engine import cuda_draft_layout
 from flashtrie_cli.engine.draft_plan import NO_STATE, DraftConstraint, DraftPlan, DraftTrees
 from flashtrie_cli.index import Index
 from flashtrie_cli.query.draft import build_draft_trees
+from flashtrie_cli.query.token_masks import TokenMasks
+from flashtrie_cli.trie.token_bytes import NORMAL, SPECIAL, TokenBytes
 
 pytest.importorskip("flashtrie_cli._native")
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to compile the kernels with")
@@ -168,3 +171,68 @@ def test_held_to_a_trie(
     )  # fmt: skip
     assert_same_trees(found, wanted)
     assert found.node_states[:, 0].tolist() == wanted.node_states[:, 0].tolist()
+
+
+@pytest.mark.parametrize("scoring", ["global", "renorm"])
+@pytest.mark.parametrize("logit_type", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("num_members", "top_k", "num_nodes", "shape"),
+    [(3, 4, 20, "random"), (400, 8, 128, "random"), (400, 3, 33, "few values"), (3_000, 32, 256, "equal")],
+)  # fmt: skip
+@pytest.mark.parametrize("mapped", [False, True])
+def test_held_to_masks(
+    library: ctypes.CDLL,
+    scoring: str,
+    logit_type: str,
+    num_members: int,
+    top_k: int,
+    num_nodes: int,
+    shape: str,
+    mapped: bool,
+) -> None:
+    """Narrow and dense rows, two end-of-sequence ids, a drafter's own vocabulary."""
+    rng = np.random.default_rng(num_members)
+    letters = list("abcdefghijklmno")
+    words = ["".join(word) for size in (1, 2, 3) for word in itertools.product(letters, repeat=size)]
+    vocabulary = TokenBytes.from_tokens(
+        [(SPECIAL, b"</s>"), *((NORMAL, word.encode()) for word in words), (SPECIAL, b"<eot>")]
+    )
+    members = ["".join(rng.choice(letters, rng.integers(0, 9))) for _ in range(num_members)]
+    masks = TokenMasks.from_strings(members, vocabulary, eos=[0, len(words) + 1])
+    vocab = len(words) - 7
+    mapping = rng.permutation(len(vocabulary))[:vocab] if mapped else None
+    logits = as_type(shaped(rng, shape, random_logits(rng, 3, 5, vocab)), logit_type)
+    starts = np.array([0, rng.integers(masks.num_nodes), masks.ended])
+    plan = DraftPlan(3, 5, vocab, num_nodes, top_k, logit_type=logit_type)
+    held = DraftConstraint(masks, scoring, starts)
+    found = Emulator(library).build(plan, logits, [1, 2, 3], [4, 5, 6], constraint=held, vocab_map=mapping)
+    assert_invariants(found, num_nodes, [4, 5, 6])
+    wanted = build_draft_trees(
+        logits, [1, 2, 3], [4, 5, 6], num_nodes, top_k, trie=masks, scoring=scoring, start_states=starts,
+        engine="cpu", logit_type=logit_type, vocab_map=mapping,
+    )  # fmt: skip
+    assert_same_trees(found, wanted)
+    assert found.node_states[:, 0].tolist() == starts.tolist()
+
+
+@pytest.mark.parametrize("scoring", ["global", "renorm"])
+@pytest.mark.parametrize("end_token", [None, 17])
+@pytest.mark.parametrize("shape", ["random", "equal"])
+def test_held_to_a_trie_with_a_vocabulary_of_its_own(
+    library: ctypes.CDLL, tmp_path: Path, scoring: str, end_token: int | None, shape: str
+) -> None:
+    rng = np.random.default_rng(9)
+    build_index(keys_of(rng, 2_000, 1_500), str(tmp_path / "keys.ft"))
+    index: Any = Index.open(str(tmp_path / "keys.ft"), engine="cpu")
+    mapping = rng.permutation(1 << 17)[:3_000]
+    mapping[:1_000] = rng.permutation(2_000)[:1_000]
+    mapping = np.array([*dict.fromkeys(mapping.tolist())])
+    logits = shaped(rng, shape, random_logits(rng, 2, 6, len(mapping)))
+    plan = DraftPlan(2, 6, len(mapping), 90, 6)
+    held = DraftConstraint(index.engine.trie, scoring, np.zeros(2, np.int64), end_token)
+    found = Emulator(library).build(plan, logits, [1, 2], [4, 5], constraint=held, vocab_map=mapping)
+    assert_invariants(found, 90, [4, 5])
+    wanted = build_draft_trees(
+        logits, [1, 2], [4, 5], 90, 6, trie=index, scoring=scoring, end_token=end_token, engine="cpu",
+        vocab_map=mapping,
+    )  # fmt: skip
+    assert_same_trees(found, wanted)
