@@ -63,19 +63,29 @@ __device__ __forceinline__ float fast_exp(float x) {
 #endif
 }
 
-// A sum of exponentials relative to `peak`; relative to 0 where the peak is -inf, so that nothing becomes NaN that
-// wasn't. NaN and +inf among the terms make the sum NaN.
+// A sum of exponentials relative to `base`, which is one of the terms that went into it and near enough to the largest;
+// relative to 0 where the base is -inf, so that nothing becomes NaN that wasn't. NaN and +inf among the terms make the sum
+// NaN.
 struct ExpSum {
-  float peak;
+  float base;
   float sum;
 };
 
-__device__ __forceinline__ float exp_base(float peak) { return peak == -INFINITY ? 0.0f : peak; }
+__device__ __forceinline__ float exp_base(float base) { return base == -INFINITY ? 0.0f : base; }
+
+__device__ __forceinline__ float log_sum(ExpSum sum) { return sum.base + logf(sum.sum); }
+
+__device__ __forceinline__ bool is_bad_sum(ExpSum sum) { return !(sum.sum < INFINITY) || sum.base == INFINITY; }
+
+__device__ __forceinline__ ExpSum join(ExpSum a, ExpSum b) {
+  const float base = fmaxf(a.base, b.base), origin = exp_base(base);
+  return {base, a.sum * fast_exp(a.base - origin) + b.sum * fast_exp(b.base - origin)};
+}
 
 // Partial sums of a warp's lanes, brought to one.
 __device__ __forceinline__ ExpSum warp_join(ExpSum part) {
-  const float peak = score_of(warp_max(ordered_score(part.peak)));
-  return {peak, warp_sum(part.sum * fast_exp(part.peak - exp_base(peak)))};
+  const float base = score_of(warp_max(ordered_score(part.base)));
+  return {base, warp_sum(part.sum * fast_exp(part.base - exp_base(base)))};
 }
 
 // A row's sum of exponentials from those of its chunks; one warp.
@@ -85,11 +95,25 @@ __device__ __forceinline__ ExpSum merge_sums(const ExpSum* sums, int num_chunks,
   for (int first = 0; first < num_chunks; first += 32) {
     float2 part = make_float2(-INFINITY, 0.0f);
     if (first + lane < num_chunks) part = __ldcg(reinterpret_cast<const float2*>(sums) + first + lane);
-    const ExpSum batch = warp_join({part.x, part.y});
-    const float peak = fmaxf(joined.peak, batch.peak), base = exp_base(peak);
-    joined = {peak, joined.sum * fast_exp(joined.peak - base) + batch.sum * fast_exp(batch.peak - base)};
+    joined = join(joined, warp_join({part.x, part.y}));
   }
   return joined;
+}
+
+// A word from global to shared memory while the thread goes on, until copies_are_there().
+__device__ __forceinline__ void copy_later(int32_t* to, const int32_t* from) {
+#if __CUDA_ARCH__ >= 800
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
+#else
+  *to = *from;
+#endif
+}
+
+__device__ __forceinline__ void copies_are_there() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
 }
 
 // A lower bound of the top_k-th largest of all lanes' values, given each lane's largest: the smallest of the maxima of

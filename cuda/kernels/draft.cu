@@ -1,6 +1,6 @@
 // Draft trees in one launch.
 //
-// A row of logits is cut into equal tiles of at most 8,192; a chunk is one or a few tiles in turn. Every block reads one
+// A row of logits is cut into equal tiles of at most 16,384; a chunk is one or a few tiles in turn. Every block reads one
 // chunk once, 16 bytes a load and a tile's loads all in flight together, and leaves the chunk's top_k values and its sum
 // of exponentials in the workspace. The block that comes last for a batch row merges the chunks of its rows, a warp each
 // and only of the depths that the tree reaches, grows the tree level by level and writes all outputs.
@@ -13,10 +13,10 @@
 
 namespace flashtrie {
 
-constexpr int kBlocksAtOnce = 4;     // of a multiprocessor: 64 registers a thread hold a tile without spilling
-constexpr int kPackCapacity = 256;   // packs with values that reach the bound: 22 a tile on average for top_k 8
-constexpr int kListCapacity = 1024;  // those values
-constexpr float kMostAboveBase = 64.0f;  // a thread's exponentials stay below e^64 of where its sum is based
+constexpr int kBlocksAtOnce = 2;         // of a multiprocessor: 128 registers a thread hold a tile, and let growing overlap
+constexpr int kListCapacity = 1024;      // values that reach the bound: 22 a tile on average for top_k 8
+constexpr int kStagedLanes = 4;          // lanes with such values that a warp looks at together: 3 on average
+constexpr float kMostAboveBase = 64.0f;  // exponentials stay below e^64 of where their sum is based
 
 struct DraftParams {
   DraftSizes sizes;
@@ -95,17 +95,16 @@ struct Chunk {
 };
 
 struct ScanShared {
-  alignas(16) uint4 packs[kPackCapacity];
+  alignas(16) uint4 staged[kDraftWarps][kStagedLanes][kThreadLogits / 4];
   alignas(16) uint64_t list[kListCapacity];
-  int pack_ids[kPackCapacity];
+  int staged_ids[kDraftWarps][kStagedLanes];
   alignas(16) uint32_t warp_bounds[2][kDraftWarps];  // by turns, so that one barrier a tile is enough
   uint32_t warp_totals[kDraftWarps];
   ExpSum warp_sums[kDraftWarps];
-  uint32_t num_packs;
   uint32_t num_listed;
 };
 
-static_assert(sizeof(ScanShared) == 13488, "SCAN_BYTES of cuda_draft_layout.py");
+static_assert(sizeof(ScanShared) == 16688, "SCAN_BYTES of cuda_draft_layout.py");
 
 __device__ __forceinline__ uint32_t block_total(ScanShared& shared, uint32_t warp_total, int warp, int lane) {
   __syncthreads();
@@ -180,43 +179,75 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
   __syncthreads();
 }
 
+// One warp: its values of a tile that reach the bound, into the block's list. Lanes that have any write their part of the
+// tile to shared memory, where the whole warp looks through it.
+template <typename T>
+__device__ __forceinline__ void list_tile(const TilePart<T>& part, float peak, float lowest, int tile_packs,
+                                          ScanShared& shared, int warp, int lane) {
+  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
+  uint32_t hot = __ballot_sync(kWholeWarp, peak >= lowest);
+#pragma unroll 1
+  while (hot != 0) {
+    const int slot = __popc(hot & lanes_below(lane)), num_staged = min(__popc(hot), kStagedLanes);
+    if ((hot >> lane & 1) != 0 && slot < kStagedLanes) {
+#pragma unroll
+      for (int load = 0; load < kLoads; ++load)
+        if (load * kDraftThreads < tile_packs) shared.staged[warp][slot][load] = part.packs[load];
+      shared.staged_ids[warp][slot] = part.first_id;
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int at = lane; at < num_staged * kThreadLogits; at += 32) {
+      const int from = at / kThreadLogits, i = at % kThreadLogits, load = i / kCount;
+      const float x = widen(reinterpret_cast<const T*>(shared.staged[warp][from])[i]);
+      if (load * kDraftThreads >= tile_packs || !(x >= lowest)) continue;
+      const uint32_t place = atomicAdd(&shared.num_listed, 1u);
+      const int id = shared.staged_ids[warp][from] + load * kDraftThreads * kCount + i % kCount;
+      if (place < kListCapacity) shared.list[place] = rank_key(x, id);
+    }
+#pragma unroll
+    for (int i = 0; i < kStagedLanes; ++i) hot &= hot - 1;
+    __syncwarp();
+  }
+}
+
 // One block: top_k keys and the sum of exponentials of one chunk, into the workspace. A tile's exponentials are summed
-// while its loads arrive; then the packs with values that reach the bound are listed. The bound comes from the first tile
-// with enough logits above -inf.
+// while its loads arrive; then its values that reach the bound are listed. The bound comes from the first tile with enough
+// logits above -inf. A warp's sum is based on the largest of its first logits, or of later ones if they are much larger.
 template <typename T>
 __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk chunk, ScanShared& shared, int top_k,
                                            uint64_t* keys, ExpSum* sum) {
   constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  // The bound comes from groups of lanes, top_k of them at least, in the warps that a tile fills.
-  const int log2_warps = 31 - __clz(max(1, min(kDraftWarps, static_cast<int>(chunk.tile_packs / 32u))));
-  const int groups = max(power_of_two_at_least(top_k) >> log2_warps, 1);  // of a warp
-  if (threadIdx.x == 0) shared.num_packs = shared.num_listed = 0;
-  float base = -INFINITY, sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // the thread's, over all tiles
-  float peak = -INFINITY;
+  if (threadIdx.x == 0) shared.num_listed = 0;
+  float base = -INFINITY, sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   float lowest = -INFINITY;  // the bound, once there is one
 #pragma unroll 1
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
     const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
-    float tile_peak = -INFINITY;
+    float peak = -INFINITY;
 #pragma unroll
     for (int load = 0; load < kLoads; ++load) {
       if (load * kDraftThreads >= chunk.tile_packs) break;
       const float pack_peak = Pack<T>::peak(part.packs[load]);
-      tile_peak = fmaxf(tile_peak, pack_peak);
-      if (pack_peak > base + kMostAboveBase) {  // at first, and hardly ever again
-        const float scale = fast_exp(base - pack_peak);
+      peak = fmaxf(peak, pack_peak);
+      if (__any_sync(kWholeWarp, pack_peak > base + kMostAboveBase)) {  // at first, and hardly ever again
+        const float new_base = fmaxf(base, score_of(warp_max(ordered_score(fmaxf(pack_peak, -INFINITY)))));
+        const float scale = fast_exp(base - new_base);
 #pragma unroll
         for (int i = 0; i < 4; ++i) sums[i] *= scale;
-        base = pack_peak;
+        base = new_base;
       }
       const float origin = exp_base(base);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) sums[i % 4] += fast_exp(Pack<T>::get(part.packs[load], i) - origin);
     }
-    peak = fmaxf(peak, tile_peak);
     if (!(lowest > -FLT_MAX)) {  // the same in the whole block
-      const uint32_t warp_bound = group_bound(ordered_score(tile_peak), groups);
+      // From groups of lanes, top_k of them at least, in the warps that a tile fills.
+      const int log2_warps = 31 - __clz(max(1, min(kDraftWarps, static_cast<int>(chunk.tile_packs / 32u))));
+      const int groups = max(power_of_two_at_least(top_k) >> log2_warps, 1);  // of a warp
+      const uint32_t warp_bound =
+          groups == 1 ? warp_max(ordered_score(peak)) : group_bound(ordered_score(peak), groups);
       uint32_t* bounds = shared.warp_bounds[(tile - chunk.first) & 1];
       if (lane == 0) bounds[warp] = warp >> log2_warps == 0 ? warp_bound : ~0u;
       __syncthreads();
@@ -228,39 +259,12 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
       }
       lowest = fmaxf(score_of(bound), -FLT_MAX);
     }
-    if (!(tile_peak >= lowest)) continue;
-    uint32_t count = 0;
-#pragma unroll
-    for (int load = 0; load < kLoads; ++load) count += Pack<T>::peak(part.packs[load]) >= lowest ? 1 : 0;
-    uint32_t at = atomicAdd(&shared.num_packs, count);
-#pragma unroll
-    for (int load = 0; load < kLoads; ++load) {
-      if (!(Pack<T>::peak(part.packs[load]) >= lowest)) continue;
-      if (at < kPackCapacity) {
-        shared.packs[at] = part.packs[load];
-        shared.pack_ids[at] = part.id(load, 0);
-      }
-      ++at;
-    }
+    list_tile(part, peak, lowest, chunk.tile_packs, shared, warp, lane);
   }
-  const float warp_peak = score_of(warp_max(ordered_score(peak)));
-  const float total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  const float warp_total = warp_sum(total * fast_exp(base - exp_base(warp_peak)));
-  if (lane == 0) shared.warp_sums[warp] = {warp_peak, warp_total};
+  const float total = warp_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  if (lane == 0) shared.warp_sums[warp] = {base, total};
   __syncthreads();
-  const int num_packs = static_cast<int>(shared.num_packs);
-  if (num_packs <= kPackCapacity) {
-#pragma unroll 1
-    for (int at = threadIdx.x; at < num_packs * kCount; at += kDraftThreads) {
-      const float x = widen(reinterpret_cast<const T*>(shared.packs)[at]);
-      if (!(x >= lowest)) continue;
-      const uint32_t place = atomicAdd(&shared.num_listed, 1u);
-      if (place < kListCapacity) shared.list[place] = rank_key(x, shared.pack_ids[at / kCount] + at % kCount);
-    }
-  }
-  __syncthreads();
-  if (num_packs > kPackCapacity || shared.num_listed > kListCapacity)
-    list_exactly(row, vocab_size, chunk, shared, top_k);
+  if (shared.num_listed > kListCapacity) list_exactly(row, vocab_size, chunk, shared, top_k);
   const int num_listed = static_cast<int>(shared.num_listed);
 #pragma unroll 1
   for (int at = threadIdx.x; at < num_listed; at += kDraftThreads) {
@@ -276,52 +280,60 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
   }
 }
 
-// One warp: keys of all chunks of one row, the best top_k among them, into `list`; a lane looks at one chunk's keys,
-// which descend. Returns how many there are, at most kMergeCapacity.
-__device__ __forceinline__ int merge_keys(const uint64_t* keys, int num_chunks, int top_k, uint64_t* list, int lane) {
-  constexpr int kStep = 4;  // ranks loaded together; deeper ones are hardly ever needed
+// One warp: all chunks of one row of logits, a lane each at a time. Their best top_k keys and some more, at most
+// kMergeCapacity, into `list`; returns how many, and the row's sum.
+__device__ __forceinline__ int merge_chunks(const uint64_t* keys, const ExpSum* sums, int num_chunks, int top_k,
+                                            uint64_t* list, int lane, ExpSum& joined) {
+  constexpr int kStep = 4;  // ranks of a chunk loaded together; deeper ones are hardly ever needed
   const int num_groups = power_of_two_at_least(top_k);
   int listed = 0;
-  uint32_t bound = 0;
+  uint32_t bound = 1;  // nothing is 0
+  joined = {-INFINITY, 0.0f};
 #pragma unroll 1
   for (int first = 0; first < num_chunks; first += 32) {
+    bool is_kept = first + lane < num_chunks;
     const unsigned long long* mine =
         reinterpret_cast<const unsigned long long*>(keys) + static_cast<int64_t>(first + lane) * top_k;
-    bool is_kept = first + lane < num_chunks;
-#pragma unroll 1
-    for (int rank = 0; rank < top_k && __any_sync(kWholeWarp, is_kept); rank += kStep) {
-      uint64_t found[kStep];
+    float2 sum = make_float2(-INFINITY, 0.0f);
+    if (is_kept) sum = __ldcg(reinterpret_cast<const float2*>(sums) + first + lane);
+    uint64_t found[kStep];
 #pragma unroll
-      for (int i = 0; i < kStep; ++i) found[i] = is_kept && rank + i < top_k ? __ldcg(mine + rank + i) : 0;
-      if (rank == 0) bound = max(bound, group_bound(static_cast<uint32_t>(found[0] >> 32), num_groups));
+    for (int i = 0; i < kStep; ++i) found[i] = is_kept && i < top_k ? __ldcg(mine + i) : 0;
+    bound = max(bound, group_bound(static_cast<uint32_t>(found[0] >> 32), num_groups));
+#pragma unroll 1
+    for (int rank = 0;;) {
       if (listed > kMergeCapacity - 32 * kStep) {
         __syncwarp();
         listed = keep_best(list, listed, top_k, lane);
         bound = max(bound, static_cast<uint32_t>(list[top_k - 1] >> 32));
       }
 #pragma unroll
-      for (int i = 0; i < kStep; ++i) {
-        is_kept = static_cast<uint32_t>(found[i] >> 32) >= max(bound, 1u);  // nothing is 0
+      for (int i = 0; i < kStep; ++i) {  // a chunk's keys descend
+        is_kept = static_cast<uint32_t>(found[i] >> 32) >= bound;
         const uint32_t votes = __ballot_sync(kWholeWarp, is_kept);
         if (is_kept) list[listed + __popc(votes & lanes_below(lane))] = found[i];
         listed += __popc(votes);
       }
+      rank += kStep;
+      if (rank >= top_k || !__any_sync(kWholeWarp, is_kept)) break;
+#pragma unroll
+      for (int i = 0; i < kStep; ++i) found[i] = is_kept && rank + i < top_k ? __ldcg(mine + rank + i) : 0;
     }
+    joined = join(joined, warp_join({sum.x, sum.y}));
   }
   __syncwarp();
   return listed;
 }
 
-__device__ __forceinline__ bool is_bad_sum(float2 sum) { return !(sum.y < INFINITY) || sum.x == INFINITY; }
-
 // One warp: the candidates of one row of logits, into the lists.
 __device__ __forceinline__ void merge_row(const DraftParams& params, int64_t row, uint64_t* list, int lane,
                                           float* costs, uint32_t* ids) {
   const int top_k = params.sizes.top_k, num_chunks = params.num_chunks;
-  const ExpSum joined = merge_sums(params.chunk_sums + row * num_chunks, num_chunks, lane);
-  const int listed = merge_keys(params.chunk_keys + row * num_chunks * top_k, num_chunks, top_k, list, lane);
-  const bool is_bad = is_bad_sum(make_float2(joined.peak, joined.sum));
-  const float lse = joined.peak + logf(joined.sum);
+  ExpSum joined;
+  const int listed = merge_chunks(params.chunk_keys + row * num_chunks * top_k, params.chunk_sums + row * num_chunks,
+                                  num_chunks, top_k, list, lane, joined);
+  const bool is_bad = is_bad_sum(joined);
+  const float lse = log_sum(joined);
   if (lane < DraftLists::stride_of(top_k) && (is_bad || lane >= min(listed, top_k))) {
     costs[lane] = __uint_as_float(kNoCost);
     ids[lane] = 0;
@@ -339,13 +351,15 @@ __device__ __forceinline__ void merge_row(const DraftParams& params, int64_t row
 
 struct alignas(16) TreeShared {  // _TREE_SHARED_BYTES of cuda_draft_layout.py
   int is_last;
+  int32_t root, base_length;
 };
 
 // The last block of a batch row: chunks to candidate lists, lists to a tree, tree to outputs.
 class Finish {
  public:
-  __device__ Finish(const DraftParams& params, int64_t batch, unsigned char* memory)
+  __device__ Finish(const DraftParams& params, int64_t batch, TreeShared& tree, unsigned char* memory)
       : params_(params),
+        tree_(tree),
         batch_(batch),
         depths_(params.sizes.num_depths()),
         space_(memory, params.sizes.num_nodes),
@@ -357,8 +371,11 @@ class Finish {
   }
 
   __device__ void run() {
-    const int32_t root = params_.roots[batch_], base = params_.base_lengths[batch_];
-    const float2 sums[2] = {chunk_sum(0), chunk_sum(1)};  // looked at once the candidates are merged
+    if (threadIdx.x == 0) {
+      copy_later(&tree_.root, params_.roots + batch_);
+      copy_later(&tree_.base_length, params_.base_lengths + batch_);
+    }
+    const ExpSum sums[2] = {chunk_sum(0), chunk_sum(1)};  // looked at once the candidates are merged
     growth_.clear();
     bool is_bad = false;
     int depth = 0;
@@ -374,7 +391,9 @@ class Finish {
       if (depth == 0) growth_.add_children(costs);
       else growth_.add_level(costs, lists_.stride, depth);
     }
-    write(root, base, is_bad);
+    copies_are_there();
+    __syncthreads();
+    write(is_bad);
   }
 
  private:
@@ -387,27 +406,28 @@ class Finish {
   }
 
   // The sum of one of the batch row's chunks, of all depths: the thread's `turn`-th.
-  __device__ float2 chunk_sum(int turn) const {
+  __device__ ExpSum chunk_sum(int turn) const {
     const int count = depths_ * params_.num_chunks, at = turn * kDraftThreads + static_cast<int>(threadIdx.x);
-    const float2* sums = reinterpret_cast<const float2*>(params_.chunk_sums) + batch_ * count;
-    return at < count ? __ldcg(sums + at) : make_float2(0.0f, 0.0f);
+    if (at >= count) return {0.0f, 0.0f};
+    const float2 sum = __ldcg(reinterpret_cast<const float2*>(params_.chunk_sums) + batch_ * count + at);
+    return {sum.x, sum.y};
   }
 
   // Whether this thread saw a chunk with NaN or +inf, the first two sums already read; the block together sees them all.
-  __device__ bool sees_bad_row(const float2 (&first)[2]) const {
+  __device__ bool sees_bad_row(const ExpSum (&first)[2]) const {
     bool is_bad = is_bad_sum(first[0]) || is_bad_sum(first[1]);
 #pragma unroll 1
     for (int turn = 2; turn * kDraftThreads < depths_ * params_.num_chunks; ++turn) is_bad |= is_bad_sum(chunk_sum(turn));
     return is_bad;
   }
 
-  __device__ void write(int32_t root, int32_t base, bool is_bad) {
+  __device__ void write(bool is_bad) {
     const DraftSizes& sizes = params_.sizes;
     const int valid = growth_.size();
     uint32_t* masks = reinterpret_cast<uint32_t*>(behind_);
     collect_masks(sizes, valid, masks, [&](uint32_t node) { return growth_.parent(node); });
     bool is_full = false;  // with its parent's last candidate in the tree, all the others are
-    write_nodes(sizes, params_.out, batch_, root, base, valid, [&](int i) {
+    write_nodes(sizes, params_.out, batch_, tree_.root, tree_.base_length, valid, [&](int i) {
       const int depth = static_cast<int>(growth_.listed_at(i) >> 16), rank = static_cast<int>(growth_.listed_at(i) & 0xffff);
       is_full |= rank == sizes.top_k - 1;
       int32_t token = static_cast<int32_t>(lists_.ids[depth * lists_.stride + rank]);
@@ -421,6 +441,7 @@ class Finish {
   }
 
   const DraftParams& params_;
+  TreeShared& tree_;
   const int64_t batch_;
   const int depths_;
   const GrowShared space_;
@@ -472,7 +493,7 @@ __device__ __forceinline__ void build(const DraftParams& params, unsigned char* 
   }
   if (params.sums_only) return;
   if (depths > 0 && !is_last_block(params.tickets + batch, chunks * depths, tree)) return;
-  Finish(params, batch, memory).run();
+  Finish(params, batch, tree, memory).run();
 }
 
 }  // namespace flashtrie

@@ -102,9 +102,9 @@ __device__ __noinline__ Gathered gather_legal(const DraftConstraint<Rules>& cons
       num_finite += logits[i] > -INFINITY ? 1 : 0;
       peak = fmaxf(peak, logits[i]);
     }
-    const float base = exp_base(fmaxf(part.peak, peak));
-    part.sum *= fast_exp(part.peak - base);
-    part.peak = fmaxf(part.peak, peak);
+    const float base = exp_base(fmaxf(part.base, peak));
+    part.sum *= fast_exp(part.base - base);
+    part.base = fmaxf(part.base, peak);
 #pragma unroll
     for (int i = 0; i < kStep; ++i) part.sum += fast_exp(logits[i] - base);
     bound = max(bound, group_bound(ordered_score(peak), num_groups));
@@ -211,9 +211,9 @@ class LegalBuild {
     for (int depth = warp_; depth < depths_; depth += kDraftWarps) {
       const ExpSum joined =
           merge_sums(params_.chunk_sums + (batch_ * depths_ + depth) * params_.num_chunks, params_.num_chunks, lane_);
-      const bool is_bad = !(joined.sum < INFINITY) || joined.peak == INFINITY;
+      const bool is_bad = is_bad_sum(joined);
       if (lane_ == 0) {
-        shared_.sums[depth] = is_bad ? NAN : joined.peak + logf(joined.sum);
+        shared_.sums[depth] = is_bad ? NAN : log_sum(joined);
         if (is_bad) shared_.is_bad = 1;
       }
     }
@@ -285,7 +285,7 @@ class LegalBuild {
       if (lane_ == 0) parent.flags |= kHasBadLogit;
       return;
     }
-    const float lse = params_.chunk_sums ? shared_.sums[depth] : found.sum.peak + logf(found.sum.sum);
+    const float lse = params_.chunk_sums ? shared_.sums[depth] : log_sum(found.sum);
     uint32_t first = 0;
     if (lane_ == 0) first = atomicAdd(&shared_.num_candidates, static_cast<uint32_t>(found.num_kept));
     first = __shfl_sync(kWholeWarp, first, 0);

@@ -11,15 +11,15 @@ from flashtrie_cli.engine.draft_plan import LOGIT_TYPES, OUTPUTS, DraftPlan
 from flashtrie_cli.errors import UsageError
 
 THREADS = 256
-TILE_LOGITS = 8192
+TILE_LOGITS = 16_384
 """Most logits that one block reads at a time (kTileLogits)."""
 MERGE_BYTES = 8 * 288
 """Shared memory of a warp's merge list (kMergeStride)."""
-SCAN_BYTES = 20 * 256 + 8 * 1024 + 176
+SCAN_BYTES = 16_688
 """Shared memory of a block's scan (ScanShared)."""
 RUNS_AT_ONCE = 8
 """What the candidates of a row are rounded up to in shared memory (kRunsAtOnce)."""
-BLOCKS_PER_MULTIPROCESSOR = 4
+BLOCKS_PER_MULTIPROCESSOR = 2
 """Blocks that run at once (kBlocksAtOnce)."""
 MAX_CHUNK_TILES = 4
 TILE_OVERHEAD = 1500
