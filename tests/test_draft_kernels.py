@@ -118,6 +118,25 @@ def test_random(
     )
 
 
+@pytest.mark.parametrize("num_nodes", [7, 32, 33, 65, 128])
+@pytest.mark.parametrize(("lead", "tie"), [(12.0, False), (4.0, False), (2.0, True), (0.0, True)])
+def test_deep_trees(library: ctypes.CDLL, num_nodes: int, lead: float, tie: bool) -> None:
+    """A drafter that is sure of itself: trees that go to the last depth, node by node or level by level."""
+    rng = np.random.default_rng(num_nodes)
+    logits = random_logits(rng, 2, 20, 300, scale=1.0)
+    logits[:, :, 17] += lead
+    logits[:, 1::2, 23] += lead - 0.5
+    if tie:
+        logits = np.round(logits)
+    logits[1, 14] = -np.inf  # nothing is deeper
+    plan = DraftPlan(2, 20, 300, num_nodes, 5)
+    found = Emulator(library).build(plan, logits, [1, 2], [3, 4])
+    assert_invariants(found, num_nodes, [3, 4])
+    assert_same_trees(found, build_draft_trees(logits, [1, 2], [3, 4], num_nodes, 5, engine="cpu"))
+    if lead == 12 and num_nodes >= 32:
+        assert found.node_depths.max(axis=1).min() >= 8
+
+
 def test_order_of_threads_changes_nothing(library: ctypes.CDLL) -> None:
     logits = np.round(random_logits(np.random.default_rng(1), 2, 4, 9_000) * 2) / 2
     plan, emulator = DraftPlan(2, 4, 9_000, 40, 6), Emulator(library)

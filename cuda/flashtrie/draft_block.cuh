@@ -147,6 +147,23 @@ __device__ __forceinline__ int rank_among(const uint64_t* list, int n, uint64_t 
   return rank;
 }
 
+// How many of the n keys at `list` fulfil a condition, looked at by a group of `lanes` lanes, a power of two, of which this is
+// the `own`-th. The whole warp calls it; every lane of a group gets its number.
+template <typename Condition>
+__device__ __forceinline__ int count_by_lanes(const uint64_t* list, int n, int own, int lanes, const Condition& condition) {
+  int count = 0, i = own;
+#pragma unroll 1
+  for (; i + 3 * lanes < n; i += 4 * lanes) {
+    const uint64_t a = list[i], b = list[i + lanes], c = list[i + 2 * lanes], d = list[i + 3 * lanes];
+    count += (condition(a) ? 1 : 0) + (condition(b) ? 1 : 0) + (condition(c) ? 1 : 0) + (condition(d) ? 1 : 0);
+  }
+#pragma unroll 1
+  for (; i < n; i += lanes) count += condition(list[i]) ? 1 : 0;
+#pragma unroll 1
+  for (int step = lanes >> 1; step > 0; step >>= 1) count += __shfl_xor_sync(kWholeWarp, count, step);
+  return count;
+}
+
 // One warp: the top_k largest of the n <= kMergeCapacity unique keys in `list`, sorted to its front; returns how many.
 __device__ __forceinline__ int keep_best(uint64_t* list, int n, int top_k, int lane) {
   uint64_t* sorted = list + kMergeCapacity;

@@ -9,8 +9,8 @@
 
 namespace flashtrie {
 
-constexpr int kThreadLogits = 64;                           // of a tile, in registers
-constexpr int kTileLogits = kThreadLogits * kDraftThreads;  // 16,384, whatever their type
+constexpr int kThreadLogits = 32;                           // of a tile, in registers
+constexpr int kTileLogits = kThreadLogits * kDraftThreads;  // 8,192, whatever their type
 static_assert(kTileLogits % (8 * kDraftThreads) == 0, "whole packs");
 
 __device__ __forceinline__ uint32_t word_of(const uint4& raw, int i) {

@@ -1,6 +1,6 @@
 // Draft trees in one launch.
 //
-// A row of logits is cut into equal tiles of at most 16,384; a chunk is one or a few tiles in turn. Every block reads one
+// A row of logits is cut into equal tiles of at most 8,192; a chunk is one or a few tiles in turn. Every block reads one
 // chunk once, 16 bytes a load and a tile's loads all in flight together, and leaves the chunk's top_k values and its sum
 // of exponentials in the workspace. The block that comes last for a batch row merges the chunks of its rows, a warp each
 // and only of the depths that the tree reaches, grows the tree level by level and writes all outputs.
@@ -8,15 +8,17 @@
 // Reads a batch row: (block - 1) V logits once; from L2 the workspace, 8 top_k + 8 bytes a chunk.
 #include <float.h>
 
-#include "../flashtrie/draft_grow.cuh"
 #include "../flashtrie/draft_pack.cuh"
+#include "../flashtrie/draft_pick.cuh"
 
 namespace flashtrie {
 
-constexpr int kBlocksAtOnce = 2;         // of a multiprocessor: 128 registers a thread hold a tile, and let growing overlap
-constexpr int kListCapacity = 1024;      // values that reach the bound: 22 a tile on average for top_k 8
-constexpr int kStagedLanes = 4;          // lanes with such values that a warp looks at together: 3 on average
+constexpr int kBlocksAtOnce = 4;         // of a multiprocessor: 64 registers a thread hold a tile without spilling
+constexpr int kStagedThreads = 256;      // threads with values that reach the bound: 22 a tile on average for top_k 8
+constexpr int kListCapacity = 1024;      // those values
 constexpr float kMostAboveBase = 64.0f;  // exponentials stay below e^64 of where their sum is based
+constexpr int kMostPicked = 32;          // nodes up to which a deep tree is picked
+constexpr int kFewLevels = 5;            // that growing adds in less time
 
 struct DraftParams {
   DraftSizes sizes;
@@ -32,6 +34,7 @@ struct DraftParams {
   int32_t num_tiles;     // of a row
   int32_t tile_packs;    // 16-byte packs of a tile; the last tile of a row may have fewer
   int32_t chunk_tiles;   // of a chunk; the last one of a row may have fewer
+  int32_t list_capacity; // of growing
   int32_t sums_only;     // leave the chunks' sums in the workspace, and no tree
 };
 
@@ -73,10 +76,14 @@ __device__ __forceinline__ TilePart<T> load_tile(const T* row, int vocab_size, i
   const int begin = tile_first < 0 ? 1 : 0, end = min(tile_packs, (vocab_size - tile_first) / kCount);
 #pragma unroll
   for (int load = 0; load < kLoads; ++load) {
-    const int pack = load * kDraftThreads + thread;
-    part.packs[load] = make_uint4(blank, blank, blank, blank);
-    if (pack < end && (load > 0 || pack >= begin))
-      part.packs[load] = __ldcs(reinterpret_cast<const uint4*>(row + part.id(load, 0)));
+    const uint4* from = reinterpret_cast<const uint4*>(row + part.id(load, 0));
+    if ((load + 1) * kDraftThreads <= end && (load > 0 || begin == 0)) {
+      part.packs[load] = __ldcs(from);
+    } else {
+      const int pack = load * kDraftThreads + thread;
+      part.packs[load] = make_uint4(blank, blank, blank, blank);
+      if (pack >= begin && pack < end) part.packs[load] = __ldcs(from);
+    }
   }
   if (begin > 0 || end < tile_packs) {  // one pack at each end of a row may be cut
 #pragma unroll
@@ -95,16 +102,17 @@ struct Chunk {
 };
 
 struct ScanShared {
-  alignas(16) uint4 staged[kDraftWarps][kStagedLanes][kThreadLogits / 4];
+  alignas(16) uint4 staged[kStagedThreads][kThreadLogits / 4];  // of a 16-bit type half is used
   alignas(16) uint64_t list[kListCapacity];
-  int staged_ids[kDraftWarps][kStagedLanes];
+  int staged_ids[kStagedThreads];
   alignas(16) uint32_t warp_bounds[2][kDraftWarps];  // by turns, so that one barrier a tile is enough
   uint32_t warp_totals[kDraftWarps];
   ExpSum warp_sums[kDraftWarps];
+  uint32_t num_staged;
   uint32_t num_listed;
 };
 
-static_assert(sizeof(ScanShared) == 16688, "SCAN_BYTES of cuda_draft_layout.py");
+static_assert(sizeof(ScanShared) == 42160, "SCAN_BYTES of cuda_draft_layout.py");
 
 __device__ __forceinline__ uint32_t block_total(ScanShared& shared, uint32_t warp_total, int warp, int lane) {
   __syncthreads();
@@ -179,47 +187,46 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
   __syncthreads();
 }
 
-// One warp: its values of a tile that reach the bound, into the block's list. Lanes that have any write their part of the
-// tile to shared memory, where the whole warp looks through it.
+// The values of staged threads that reach the bound, into the block's list, by the whole block.
 template <typename T>
-__device__ __forceinline__ void list_tile(const TilePart<T>& part, float peak, float lowest, int tile_packs,
-                                          ScanShared& shared, int warp, int lane) {
-  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
-  uint32_t hot = __ballot_sync(kWholeWarp, peak >= lowest);
+__device__ __forceinline__ void list_staged(ScanShared& shared, int num_loads, float lowest) {
+  constexpr int kCount = Pack<T>::kCount;
+  const int num_values = num_loads * kCount, num_staged = static_cast<int>(shared.num_staged);
+  const int value = threadIdx.x % kThreadLogits, load = value / kCount;
+  if (value >= num_values) return;
 #pragma unroll 1
-  while (hot != 0) {
-    const int slot = __popc(hot & lanes_below(lane)), num_staged = min(__popc(hot), kStagedLanes);
-    if ((hot >> lane & 1) != 0 && slot < kStagedLanes) {
-#pragma unroll
-      for (int load = 0; load < kLoads; ++load)
-        if (load * kDraftThreads < tile_packs) shared.staged[warp][slot][load] = part.packs[load];
-      shared.staged_ids[warp][slot] = part.first_id;
-    }
-    __syncwarp();
-#pragma unroll 1
-    for (int at = lane; at < num_staged * kThreadLogits; at += 32) {
-      const int from = at / kThreadLogits, i = at % kThreadLogits, load = i / kCount;
-      const float x = widen(reinterpret_cast<const T*>(shared.staged[warp][from])[i]);
-      if (load * kDraftThreads >= tile_packs || !(x >= lowest)) continue;
-      const uint32_t place = atomicAdd(&shared.num_listed, 1u);
-      const int id = shared.staged_ids[warp][from] + load * kDraftThreads * kCount + i % kCount;
-      if (place < kListCapacity) shared.list[place] = rank_key(x, id);
-    }
-#pragma unroll
-    for (int i = 0; i < kStagedLanes; ++i) hot &= hot - 1;
-    __syncwarp();
+  for (int from = threadIdx.x / kThreadLogits; from < num_staged; from += kDraftThreads / kThreadLogits) {
+    const float x = widen(reinterpret_cast<const T*>(shared.staged[from])[value]);
+    if (!(x >= lowest)) continue;
+    const uint32_t place = atomicAdd(&shared.num_listed, 1u);
+    const int id = shared.staged_ids[from] + load * kDraftThreads * kCount + value % kCount;
+    if (place < kListCapacity) shared.list[place] = rank_key(x, id);
   }
 }
 
+// The block writes the top_k best of n keys, descending, then zeros; a group of lanes finds each key's rank.
+__device__ __forceinline__ void write_best(const uint64_t* list, int n, int top_k, uint64_t* keys) {
+  const int lanes = n <= kDraftThreads / 8 ? 8 : 1, own = threadIdx.x & (lanes - 1), step = kDraftThreads / lanes;
+  const int at_first = static_cast<int>(threadIdx.x) / lanes;
+#pragma unroll 1
+  for (int base = 0; base < n; base += step) {
+    const uint64_t key = list[min(base + at_first, n - 1)];
+    const int rank = count_by_lanes(list, n, own, lanes, [&](uint64_t other) { return other > key; });
+    if (own == 0 && base + at_first < n && rank < top_k) keys[rank] = key;
+  }
+  const int rank = static_cast<int>(threadIdx.x);
+  if (rank >= n && rank < top_k) keys[rank] = 0;
+}
+
 // One block: top_k keys and the sum of exponentials of one chunk, into the workspace. A tile's exponentials are summed
-// while its loads arrive; then its values that reach the bound are listed. The bound comes from the first tile with enough
-// logits above -inf. A warp's sum is based on the largest of its first logits, or of later ones if they are much larger.
+// while its loads arrive; then the threads with values that reach the bound stage what they hold, and those values are
+// listed. The bound comes from the first tile with enough logits above -inf. A warp's sum is based on the largest of its first logits, or of later ones if they are much larger.
 template <typename T>
 __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk chunk, ScanShared& shared, int top_k,
                                            uint64_t* keys, ExpSum* sum) {
   constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  if (threadIdx.x == 0) shared.num_listed = 0;
+  if (threadIdx.x == 0) shared.num_staged = shared.num_listed = 0;
   float base = -INFINITY, sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   float lowest = -INFINITY;  // the bound, once there is one
 #pragma unroll 1
@@ -259,21 +266,22 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
       }
       lowest = fmaxf(score_of(bound), -FLT_MAX);
     }
-    list_tile(part, peak, lowest, chunk.tile_packs, shared, warp, lane);
+    if (!(peak >= lowest)) continue;
+    const uint32_t at = atomicAdd(&shared.num_staged, 1u);
+    if (at >= kStagedThreads) continue;
+#pragma unroll
+    for (int load = 0; load < kLoads; ++load)
+      if (load * kDraftThreads < chunk.tile_packs) shared.staged[at][load] = part.packs[load];
+    shared.staged_ids[at] = part.first_id;
   }
   const float total = warp_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
   if (lane == 0) shared.warp_sums[warp] = {base, total};
   __syncthreads();
-  if (shared.num_listed > kListCapacity) list_exactly(row, vocab_size, chunk, shared, top_k);
-  const int num_listed = static_cast<int>(shared.num_listed);
-#pragma unroll 1
-  for (int at = threadIdx.x; at < num_listed; at += kDraftThreads) {
-    const uint64_t key = shared.list[at];
-    const int rank = rank_among(shared.list, num_listed, key);
-    if (rank < top_k) keys[rank] = key;
-  }
-  const int rank = static_cast<int>(threadIdx.x);
-  if (rank >= num_listed && rank < top_k) keys[rank] = 0;
+  const bool is_staged = shared.num_staged <= kStagedThreads;
+  if (is_staged) list_staged<T>(shared, (chunk.tile_packs + kDraftThreads - 1) / kDraftThreads, lowest);
+  __syncthreads();
+  if (!is_staged || shared.num_listed > kListCapacity) list_exactly(row, vocab_size, chunk, shared, top_k);
+  write_best(shared.list, static_cast<int>(shared.num_listed), top_k, keys);
   if (warp == kDraftWarps - 1) {
     const ExpSum joined = warp_join(lane < kDraftWarps ? shared.warp_sums[lane] : ExpSum{-INFINITY, 0.0f});
     if (lane == 0) *sum = joined;
@@ -334,16 +342,15 @@ __device__ __forceinline__ void merge_row(const DraftParams& params, int64_t row
                                   num_chunks, top_k, list, lane, joined);
   const bool is_bad = is_bad_sum(joined);
   const float lse = log_sum(joined);
-  if (lane < DraftLists::stride_of(top_k) && (is_bad || lane >= min(listed, top_k))) {
-    costs[lane] = __uint_as_float(kNoCost);
-    ids[lane] = 0;
-  }
+  if (lane < top_k && (is_bad || lane >= listed)) costs[lane] = __uint_as_float(kNoCost);
   if (is_bad) return;
+  const int lanes = listed <= 16 ? 2 : 1;
 #pragma unroll 1
-  for (int i = lane; i < listed; i += 32) {
-    const uint64_t key = list[i];
-    const int rank = rank_among(list, listed, key);
-    if (rank >= top_k) continue;
+  for (int base = 0; base < listed; base += 32 / lanes) {
+    const int at = base + lane / lanes;
+    const uint64_t key = list[min(at, listed - 1)];
+    const int rank = count_by_lanes(list, listed, lane & (lanes - 1), lanes, [&](uint64_t other) { return other > key; });
+    if (at >= listed || (lane & (lanes - 1)) != 0 || rank >= top_k) continue;
     costs[rank] = fabsf(child_log_prob(key_score(key), lse));
     ids[rank] = key_node(key);
   }
@@ -352,6 +359,7 @@ __device__ __forceinline__ void merge_row(const DraftParams& params, int64_t row
 struct alignas(16) TreeShared {  // _TREE_SHARED_BYTES of cuda_draft_layout.py
   int is_last;
   int32_t root, base_length;
+  int size;  // of a picked tree
 };
 
 // The last block of a batch row: chunks to candidate lists, lists to a tree, tree to outputs.
@@ -362,12 +370,13 @@ class Finish {
         tree_(tree),
         batch_(batch),
         depths_(params.sizes.num_depths()),
-        space_(memory, params.sizes.num_nodes),
+        space_(memory, params.sizes.num_nodes, params.list_capacity),
         growth_(space_, params.sizes.num_nodes, params.sizes.top_k) {
-    lists_.stride = DraftLists::stride_of(params.sizes.top_k);
-    lists_.costs = reinterpret_cast<float*>(space_.end());
-    lists_.ids = reinterpret_cast<uint32_t*>(lists_.costs + depths_ * lists_.stride);
-    behind_ = reinterpret_cast<uint64_t*>(lists_.ids + depths_ * lists_.stride);
+    lists_.stride = params.sizes.top_k + 2;
+    lists_.costs = reinterpret_cast<float*>(space_.count + 1);
+    lists_.ids = reinterpret_cast<uint32_t*>(lists_.costs + (depths_ + 2) * lists_.stride);
+    unsigned char* behind = reinterpret_cast<unsigned char*>(lists_.ids + (depths_ + 2) * lists_.stride);
+    behind_ = reinterpret_cast<uint64_t*>(memory + (behind - memory + 15) / 16 * 16);
   }
 
   __device__ void run() {
@@ -376,27 +385,69 @@ class Finish {
       copy_later(&tree_.base_length, params_.base_lengths + batch_);
     }
     const ExpSum sums[2] = {chunk_sum(0), chunk_sum(1)};  // looked at once the candidates are merged
-    growth_.clear();
-    bool is_bad = false;
-    int depth = 0;
-#pragma unroll 1
-    for (; depth < depths_; ++depth) {
-      if (depth % kDraftWarps == 0) {
-        merge_rows(depth);
-        if (depth == 0) is_bad = __syncthreads_or(sees_bad_row(sums));
-        else __syncthreads();
-      }
-      const float* costs = lists_.costs + depth * lists_.stride;
-      if (depth > 0 && !growth_.goes_on(costs)) break;
-      if (depth == 0) growth_.add_children(costs);
-      else growth_.add_level(costs, lists_.stride, depth);
-    }
+    if (threadIdx.x == 0) space_.keys[0] = space_.places[0] = 0;
+    clear_ends();
+    merge_rows(0);
+    const bool is_bad = __syncthreads_or(sees_bad_row(sums));
+    if (is_picked())
+      pick();
+    else if (depths_ > 0)
+      grow();
     copies_are_there();
     __syncthreads();
     write(is_bad);
   }
 
  private:
+  // Level by level; the rows of levels that the tree does not reach are not merged.
+  __device__ void grow() {
+    growth_.add_children(lists_.costs);
+#pragma unroll 1
+    for (int depth = 1; depth < depths_; ++depth) {
+      if (depth % kDraftWarps == 0) {
+        merge_rows(depth);
+        __syncthreads();
+      }
+      if (!growth_.add_level(lists_, depth)) break;
+    }
+  }
+
+  // Node by node.
+  __device__ void pick() {
+#pragma unroll 1
+    for (int depth = kDraftWarps; depth < depths_; depth += kDraftWarps) merge_rows(depth);
+    __syncthreads();
+    if (threadIdx.x < 32) tree_.size = pick_nodes(lists_, space_, params_.sizes.num_nodes);
+    __syncthreads();
+    growth_.take(tree_.size);
+  }
+
+  // Whether the tree is small and may well be deeper than kFewLevels: not enough nodes of the first two levels come before
+  // the first one so deep. The same in all threads.
+  __device__ bool is_picked() const {
+    const int lane = threadIdx.x & 31, stride = lists_.stride, top_k = params_.sizes.top_k;
+    if (params_.sizes.num_nodes > kMostPicked || depths_ <= kFewLevels) return false;
+    float deep = lists_.costs[0];
+    for (int depth = 1; depth <= kFewLevels; ++depth) deep += lists_.costs[depth * stride];
+    if (!(deep < INFINITY)) return false;  // there is none
+    const float first = lists_.costs[min(lane, top_k)];
+    int before = 1 + __popc(__ballot_sync(kWholeWarp, first <= deep));
+#pragma unroll 1
+    for (int rank = 0; rank < top_k; ++rank)
+      before += __popc(__ballot_sync(kWholeWarp, first + lists_.costs[stride + rank] <= deep));
+    return before < params_.sizes.num_nodes;
+  }
+
+  // What lies behind the lists' rows, and behind the last of them.
+  __device__ void clear_ends() {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+#pragma unroll 1
+    for (int depth = warp; depth < depths_ + 2; depth += kDraftWarps)
+#pragma unroll 1
+      for (int rank = lane + (depth < depths_ ? params_.sizes.top_k : 0); rank < lists_.stride; rank += 32)
+        lists_.costs[depth * lists_.stride + rank] = __uint_as_float(kNoCost);
+  }
+
   // Rows of kDraftWarps depths, a warp each.
   __device__ void merge_rows(int first) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, depth = first + warp;
@@ -428,9 +479,9 @@ class Finish {
     collect_masks(sizes, valid, masks, [&](uint32_t node) { return growth_.parent(node); });
     bool is_full = false;  // with its parent's last candidate in the tree, all the others are
     write_nodes(sizes, params_.out, batch_, tree_.root, tree_.base_length, valid, [&](int i) {
-      const int depth = static_cast<int>(growth_.listed_at(i) >> 16), rank = static_cast<int>(growth_.listed_at(i) & 0xffff);
-      is_full |= rank == sizes.top_k - 1;
-      int32_t token = static_cast<int32_t>(lists_.ids[depth * lists_.stride + rank]);
+      const int place = static_cast<int>(growth_.place(i)), depth = place / lists_.stride;
+      is_full |= place - depth * lists_.stride == sizes.top_k - 1;
+      int32_t token = static_cast<int32_t>(lists_.ids[place]);
       if (params_.vocab_map) token = params_.vocab_map[token];
       return DraftNode{token, depth + 1, static_cast<int32_t>(growth_.parent(i)), growth_.cost(i), kNoNode};
     });

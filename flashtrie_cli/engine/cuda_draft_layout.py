@@ -11,15 +11,13 @@ from flashtrie_cli.engine.draft_plan import LOGIT_TYPES, OUTPUTS, DraftPlan
 from flashtrie_cli.errors import UsageError
 
 THREADS = 256
-TILE_LOGITS = 16_384
+TILE_LOGITS = 8192
 """Most logits that one block reads at a time (kTileLogits)."""
 MERGE_BYTES = 8 * 288
 """Shared memory of a warp's merge list (kMergeStride)."""
-SCAN_BYTES = 16_688
+SCAN_BYTES = 42_160
 """Shared memory of a block's scan (ScanShared)."""
-RUNS_AT_ONCE = 8
-"""What the candidates of a row are rounded up to in shared memory (kRunsAtOnce)."""
-BLOCKS_PER_MULTIPROCESSOR = 2
+BLOCKS_PER_MULTIPROCESSOR = 4
 """Blocks that run at once (kBlocksAtOnce)."""
 MAX_CHUNK_TILES = 4
 TILE_OVERHEAD = 1500
@@ -72,6 +70,7 @@ class DraftParams(ctypes.Structure):
         ("num_tiles", ctypes.c_int32),
         ("tile_packs", ctypes.c_int32),
         ("chunk_tiles", ctypes.c_int32),
+        ("list_capacity", ctypes.c_int32),
         ("sums_only", ctypes.c_int32),
     )
 
@@ -229,13 +228,20 @@ def workspace_size(plan: DraftPlan, constrained: bool = False) -> int:
     return max(_workspace_parts(plan, constrained)["end"], 1)
 
 
+def list_capacity(plan: DraftPlan) -> int:
+    """Nodes and candidates that may be looked at together when a level is added (TreeGrowth): fewer nodes are before
+    a candidate than the tree has only for the first parents of each rank."""
+    candidates = sum((plan.num_nodes - 1) // (rank + 2) for rank in range(plan.top_k))
+    return 2 * -(-max(plan.num_nodes + candidates, 2 * plan.num_nodes) // 2)
+
+
 def shared_bytes(plan: DraftPlan) -> int:
     """Dynamic shared memory of a block: a chunk's lists; or the tree, its candidates, and then the warps' merge
     lists or the masks."""
-    places = 1 << (plan.num_nodes - 1).bit_length()
-    candidates = 8 * plan.num_depths * -(-plan.top_k // RUNS_AT_ONCE) * RUNS_AT_ONCE
+    growth = 20 * (plan.num_nodes + 1) + 12 * list_capacity(plan) + 4
+    candidates = 8 * (plan.num_depths + 2) * (plan.top_k + 2)
     behind = max(THREADS // 32 * MERGE_BYTES, 4 * plan.num_nodes * plan.mask_words)
-    return _TREE_SHARED_BYTES + max(SCAN_BYTES, 44 * places + 16 + candidates + behind)
+    return _TREE_SHARED_BYTES + max(SCAN_BYTES, growth + candidates + 16 + behind)
 
 
 def legal_shared_bytes(plan: DraftPlan) -> int:
@@ -302,6 +308,7 @@ def fill_params(
     parts = _workspace_parts(plan, False)
     for name in ("tickets", "chunk_sums", "chunk_keys"):
         setattr(params, name, workspace + parts[name])
+    params.list_capacity = list_capacity(plan)
     cut = tiling(plan, pointers["logits"], num_multiprocessors)
     for name in ("num_tiles", "tile_packs", "chunk_tiles", "num_chunks"):
         setattr(params, name, getattr(cut, name))

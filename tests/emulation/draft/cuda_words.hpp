@@ -58,6 +58,7 @@ T __shfl_xor_sync(unsigned mask, T value, int step) {
 inline uint32_t atomicAdd(uint32_t* at, uint32_t value) { return simt::atomic_add(at, value); }
 
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
+inline int __ffs(uint32_t x) { return __builtin_ffs(static_cast<int>(x)); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline float __uint_as_float(uint32_t bits) {
   float x;
