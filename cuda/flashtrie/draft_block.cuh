@@ -52,14 +52,28 @@ __device__ __forceinline__ float warp_sum(float x) {
 
 __device__ __forceinline__ uint32_t lanes_below(int lane) { return (1u << lane) - 1; }
 
-// exp(x) for x <= 0 within two units in the last place: one special-function instruction.
-__device__ __forceinline__ float fast_exp(float x) {
+constexpr float kLog2E = 1.44269504f;
+
+// 2^x within two units in the last place: one special-function instruction.
+__device__ __forceinline__ float fast_exp2(float x) {
 #if defined(__CUDA_ARCH__)
   float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 #else
-  return exp2f(x * 1.44269504f);
+  return exp2f(x);
+#endif
+}
+
+__device__ __forceinline__ float fast_exp(float x) { return fast_exp2(x * kLog2E); }
+
+// exp(x - base), given base * kLog2E. That product's rounding is the same for all terms of a sum, and less than that of the
+// sum's logarithm.
+__device__ __forceinline__ float exp_above(float x, float scaled_base) {
+#if defined(__CUDA_ARCH__)
+  return fast_exp2(__fmaf_rn(x, kLog2E, -scaled_base));
+#else
+  return fast_exp2(fmaf(x, kLog2E, -scaled_base));
 #endif
 }
 

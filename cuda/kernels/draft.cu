@@ -23,13 +23,16 @@ constexpr int kFewLevels = 5;            // that growing adds in less time
 struct DraftParams {
   DraftSizes sizes;
   DraftOutputs out;
-  const void* logits;
+  const char* rows;      // the logits of depth 1 of the first batch row
+  int64_t row_bytes;
+  int64_t block_bytes;   // from one batch row to the next
   const int32_t* roots;
   const int32_t* base_lengths;
   const int32_t* vocab_map;
   uint64_t* chunk_keys;  // [B, depths, chunks, top_k] rank keys (logit, id), descending; 0: none
   ExpSum* chunk_sums;    // [B, depths, chunks]
-  uint32_t* tickets;     // [B], zero before and after every launch
+  uint32_t* tickets;     // [B], zero before and after every launch, as are
+  uint32_t* bad_rows;    // [B], set where a chunk holds NaN or +inf
   int32_t num_chunks;    // of a row
   int32_t num_tiles;     // of a row
   int32_t tile_packs;    // 16-byte packs of a tile; the last tile of a row may have fewer
@@ -76,14 +79,10 @@ __device__ __forceinline__ TilePart<T> load_tile(const T* row, int vocab_size, i
   const int begin = tile_first < 0 ? 1 : 0, end = min(tile_packs, (vocab_size - tile_first) / kCount);
 #pragma unroll
   for (int load = 0; load < kLoads; ++load) {
-    const uint4* from = reinterpret_cast<const uint4*>(row + part.id(load, 0));
-    if ((load + 1) * kDraftThreads <= end && (load > 0 || begin == 0)) {
-      part.packs[load] = __ldcs(from);
-    } else {
-      const int pack = load * kDraftThreads + thread;
-      part.packs[load] = make_uint4(blank, blank, blank, blank);
-      if (pack >= begin && pack < end) part.packs[load] = __ldcs(from);
-    }
+    const int pack = load * kDraftThreads + thread;
+    part.packs[load] = make_uint4(blank, blank, blank, blank);
+    if (pack < end && (load > 0 || pack >= begin))
+      part.packs[load] = __ldcs(reinterpret_cast<const uint4*>(row + part.id(load, 0)));
   }
   if (begin > 0 || end < tile_packs) {  // one pack at each end of a row may be cut
 #pragma unroll
@@ -223,12 +222,13 @@ __device__ __forceinline__ void write_best(const uint64_t* list, int n, int top_
 // listed. The bound comes from the first tile with enough logits above -inf. A warp's sum is based on the largest of its first logits, or of later ones if they are much larger.
 template <typename T>
 __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk chunk, ScanShared& shared, int top_k,
-                                           uint64_t* keys, ExpSum* sum) {
+                                           uint64_t* keys, ExpSum* sum, uint32_t* bad_row) {
   constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   if (threadIdx.x == 0) shared.num_staged = shared.num_listed = 0;
   float base = -INFINITY, sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  float lowest = -INFINITY;  // the bound, once there is one
+  float limit = -INFINITY, scaled_base = 0.0f;  // what follows from the base
+  float lowest = -INFINITY;                     // the bound, once there is one
 #pragma unroll 1
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
     const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
@@ -238,16 +238,17 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
       if (load * kDraftThreads >= chunk.tile_packs) break;
       const float pack_peak = Pack<T>::peak(part.packs[load]);
       peak = fmaxf(peak, pack_peak);
-      if (__any_sync(kWholeWarp, pack_peak > base + kMostAboveBase)) {  // at first, and hardly ever again
+      if (__any_sync(kWholeWarp, pack_peak > limit)) {  // at first, and hardly ever again
         const float new_base = fmaxf(base, score_of(warp_max(ordered_score(fmaxf(pack_peak, -INFINITY)))));
         const float scale = fast_exp(base - new_base);
 #pragma unroll
         for (int i = 0; i < 4; ++i) sums[i] *= scale;
         base = new_base;
+        limit = base + kMostAboveBase;
+        scaled_base = exp_base(base) * kLog2E;
       }
-      const float origin = exp_base(base);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) sums[i % 4] += fast_exp(Pack<T>::get(part.packs[load], i) - origin);
+      for (int i = 0; i < kCount; ++i) sums[i % 4] += exp_above(Pack<T>::get(part.packs[load], i), scaled_base);
     }
     if (!(lowest > -FLT_MAX)) {  // the same in the whole block
       // From groups of lanes, top_k of them at least, in the warps that a tile fills.
@@ -285,6 +286,7 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
   if (warp == kDraftWarps - 1) {
     const ExpSum joined = warp_join(lane < kDraftWarps ? shared.warp_sums[lane] : ExpSum{-INFINITY, 0.0f});
     if (lane == 0) *sum = joined;
+    if (lane == 0 && bad_row && is_bad_sum(joined)) *bad_row = 1;
   }
 }
 
@@ -299,55 +301,63 @@ __device__ __forceinline__ int merge_chunks(const uint64_t* keys, const ExpSum* 
   joined = {-INFINITY, 0.0f};
 #pragma unroll 1
   for (int first = 0; first < num_chunks; first += 32) {
-    bool is_kept = first + lane < num_chunks;
+    const bool is_chunk = first + lane < num_chunks;
     const unsigned long long* mine =
         reinterpret_cast<const unsigned long long*>(keys) + static_cast<int64_t>(first + lane) * top_k;
     float2 sum = make_float2(-INFINITY, 0.0f);
-    if (is_kept) sum = __ldcg(reinterpret_cast<const float2*>(sums) + first + lane);
+    if (is_chunk) sum = __ldcg(reinterpret_cast<const float2*>(sums) + first + lane);
     uint64_t found[kStep];
 #pragma unroll
-    for (int i = 0; i < kStep; ++i) found[i] = is_kept && i < top_k ? __ldcg(mine + i) : 0;
+    for (int i = 0; i < kStep; ++i) found[i] = is_chunk && i < top_k ? __ldcg(mine + i) : 0;
     bound = max(bound, group_bound(static_cast<uint32_t>(found[0] >> 32), num_groups));
 #pragma unroll 1
-    for (int rank = 0;;) {
+    for (int rank = kStep;; rank += kStep) {
       if (listed > kMergeCapacity - 32 * kStep) {
         __syncwarp();
         listed = keep_best(list, listed, top_k, lane);
         bound = max(bound, static_cast<uint32_t>(list[top_k - 1] >> 32));
       }
+      // A chunk's keys descend, so that those to keep are its first.
+      uint32_t count = 0;
 #pragma unroll
-      for (int i = 0; i < kStep; ++i) {  // a chunk's keys descend
-        is_kept = static_cast<uint32_t>(found[i] >> 32) >= bound;
-        const uint32_t votes = __ballot_sync(kWholeWarp, is_kept);
-        if (is_kept) list[listed + __popc(votes & lanes_below(lane))] = found[i];
-        listed += __popc(votes);
+      for (int i = 0; i < kStep; ++i) count += static_cast<uint32_t>(found[i] >> 32) >= bound ? 1 : 0;
+      uint32_t before = 0, total = 0;
+#pragma unroll
+      for (int bit = 0; bit < 3; ++bit) {
+        const uint32_t votes = __ballot_sync(kWholeWarp, (count >> bit & 1) != 0);
+        before += static_cast<uint32_t>(__popc(votes & lanes_below(lane))) << bit;
+        total += static_cast<uint32_t>(__popc(votes)) << bit;
       }
-      rank += kStep;
-      if (rank >= top_k || !__any_sync(kWholeWarp, is_kept)) break;
 #pragma unroll
-      for (int i = 0; i < kStep; ++i) found[i] = is_kept && rank + i < top_k ? __ldcg(mine + rank + i) : 0;
+      for (uint32_t i = 0; i < kStep; ++i)
+        if (i < count) list[listed + before + i] = found[i];
+      listed += static_cast<int>(total);
+      const bool goes_on = count == kStep;
+      if (rank >= top_k || !__any_sync(kWholeWarp, goes_on)) break;
+#pragma unroll
+      for (int i = 0; i < kStep; ++i) found[i] = goes_on && rank + i < top_k ? __ldcg(mine + rank + i) : 0;
     }
-    joined = join(joined, warp_join({sum.x, sum.y}));
+    const ExpSum chunks = warp_join({sum.x, sum.y});
+    joined = first == 0 ? chunks : join(joined, chunks);
   }
   __syncwarp();
   return listed;
 }
 
-// One warp: the candidates of one row of logits, into the lists.
-__device__ __forceinline__ void merge_row(const DraftParams& params, int64_t row, uint64_t* list, int lane,
-                                          float* costs, uint32_t* ids) {
-  const int top_k = params.sizes.top_k, num_chunks = params.num_chunks;
+// One warp: the candidates of one row of logits, into shared memory. Called from several places, and too long for that.
+__device__ __noinline__ void merge_row(const uint64_t* keys, const ExpSum* sums, int num_chunks, int top_k, uint64_t* list,
+                                       float* costs, uint32_t* ids) {
+  const int lane = threadIdx.x & 31;
   ExpSum joined;
-  const int listed = merge_chunks(params.chunk_keys + row * num_chunks * top_k, params.chunk_sums + row * num_chunks,
-                                  num_chunks, top_k, list, lane, joined);
+  const int listed = merge_chunks(keys, sums, num_chunks, top_k, list, lane, joined);
   const bool is_bad = is_bad_sum(joined);
   const float lse = log_sum(joined);
   if (lane < top_k && (is_bad || lane >= listed)) costs[lane] = __uint_as_float(kNoCost);
   if (is_bad) return;
-  const int lanes = listed <= 16 ? 2 : 1;
+  const int log2_lanes = listed <= 16 ? 1 : 0, lanes = 1 << log2_lanes;
 #pragma unroll 1
-  for (int base = 0; base < listed; base += 32 / lanes) {
-    const int at = base + lane / lanes;
+  for (int base = 0; base < listed; base += 32 >> log2_lanes) {
+    const int at = base + (lane >> log2_lanes);
     const uint64_t key = list[min(at, listed - 1)];
     const int rank = count_by_lanes(list, listed, lane & (lanes - 1), lanes, [&](uint64_t other) { return other > key; });
     if (at >= listed || (lane & (lanes - 1)) != 0 || rank >= top_k) continue;
@@ -384,18 +394,17 @@ class Finish {
       copy_later(&tree_.root, params_.roots + batch_);
       copy_later(&tree_.base_length, params_.base_lengths + batch_);
     }
-    const ExpSum sums[2] = {chunk_sum(0), chunk_sum(1)};  // looked at once the candidates are merged
     if (threadIdx.x == 0) space_.keys[0] = space_.places[0] = 0;
     clear_ends();
     merge_rows(0);
-    const bool is_bad = __syncthreads_or(sees_bad_row(sums));
+    __syncthreads();
     if (is_picked())
       pick();
     else if (depths_ > 0)
       grow();
     copies_are_there();
     __syncthreads();
-    write(is_bad);
+    write();
   }
 
  private:
@@ -450,31 +459,19 @@ class Finish {
 
   // Rows of kDraftWarps depths, a warp each.
   __device__ void merge_rows(int first) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, depth = first + warp;
+    const int warp = threadIdx.x >> 5, depth = first + warp;
     if (depth >= depths_) return;
-    merge_row(params_, batch_ * depths_ + depth, behind_ + warp * kMergeStride, lane, lists_.costs + depth * lists_.stride,
-              lists_.ids + depth * lists_.stride);
+    const int64_t row = batch_ * depths_ + depth;
+    const int num_chunks = params_.num_chunks, top_k = params_.sizes.top_k;
+    merge_row(params_.chunk_keys + row * num_chunks * top_k, params_.chunk_sums + row * num_chunks, num_chunks, top_k,
+              behind_ + warp * kMergeStride, lists_.costs + depth * lists_.stride, lists_.ids + depth * lists_.stride);
   }
 
-  // The sum of one of the batch row's chunks, of all depths: the thread's `turn`-th.
-  __device__ ExpSum chunk_sum(int turn) const {
-    const int count = depths_ * params_.num_chunks, at = turn * kDraftThreads + static_cast<int>(threadIdx.x);
-    if (at >= count) return {0.0f, 0.0f};
-    const float2 sum = __ldcg(reinterpret_cast<const float2*>(params_.chunk_sums) + batch_ * count + at);
-    return {sum.x, sum.y};
-  }
-
-  // Whether this thread saw a chunk with NaN or +inf, the first two sums already read; the block together sees them all.
-  __device__ bool sees_bad_row(const ExpSum (&first)[2]) const {
-    bool is_bad = is_bad_sum(first[0]) || is_bad_sum(first[1]);
-#pragma unroll 1
-    for (int turn = 2; turn * kDraftThreads < depths_ * params_.num_chunks; ++turn) is_bad |= is_bad_sum(chunk_sum(turn));
-    return is_bad;
-  }
-
-  __device__ void write(bool is_bad) {
+  __device__ void write() {
     const DraftSizes& sizes = params_.sizes;
     const int valid = growth_.size();
+    uint32_t bad_row = 0;
+    if (threadIdx.x == 0 && depths_ > 0) bad_row = __ldcg(params_.bad_rows + batch_);
     uint32_t* masks = reinterpret_cast<uint32_t*>(behind_);
     collect_masks(sizes, valid, masks, [&](uint32_t node) { return growth_.parent(node); });
     bool is_full = false;  // with its parent's last candidate in the tree, all the others are
@@ -487,8 +484,10 @@ class Finish {
     });
     const bool is_truncated = __syncthreads_or(is_full) && sizes.vocab_size > sizes.top_k;
     write_masks(sizes, params_.out, batch_, masks);
-    if (threadIdx.x == 0)
-      params_.out.status[batch_] = (is_bad ? kDraftBadRow : 0) | (is_truncated ? kDraftTruncated : 0);
+    if (threadIdx.x == 0) {
+      params_.out.status[batch_] = (bad_row ? kDraftBadRow : 0) | (is_truncated ? kDraftTruncated : 0);
+      if (bad_row) params_.bad_rows[batch_] = 0;
+    }
   }
 
   const DraftParams& params_;
@@ -534,13 +533,13 @@ __device__ __forceinline__ void build(const DraftParams& params, unsigned char* 
   const int64_t batch = blockIdx.z;
   if (depths > 0) {  // a tree of one node has nothing to scan
     const uint32_t depth = blockIdx.y, chunk = blockIdx.x;
-    const T* row = static_cast<const T*>(params.logits) +
-                   (batch * sizes.block_size + sizes.first_row + depth) * static_cast<int64_t>(sizes.vocab_size);
+    const T* row = reinterpret_cast<const T*>(params.rows + batch * params.block_bytes + depth * params.row_bytes);
     const int64_t slot = (batch * depths + depth) * chunks + chunk;
     const int first_tile = static_cast<int>(chunk) * params.chunk_tiles;
     const Chunk tiles{first_tile, min(first_tile + params.chunk_tiles, params.num_tiles), params.tile_packs};
     scan_chunk(row, sizes.vocab_size, tiles, *reinterpret_cast<ScanShared*>(memory), sizes.top_k,
-               params.chunk_keys + slot * sizes.top_k, params.chunk_sums + slot);
+               params.chunk_keys + slot * sizes.top_k, params.chunk_sums + slot,
+               params.sums_only ? nullptr : params.bad_rows + batch);
   }
   if (params.sums_only) return;
   if (depths > 0 && !is_last_block(params.tickets + batch, chunks * depths, tree)) return;

@@ -59,13 +59,16 @@ class DraftParams(ctypes.Structure):
     _fields_ = (
         ("sizes", Sizes),
         ("out", Outputs),
-        ("logits", _pointer),
+        ("rows", _pointer),
+        ("row_bytes", ctypes.c_int64),
+        ("block_bytes", ctypes.c_int64),
         ("roots", _pointer),
         ("base_lengths", _pointer),
         ("vocab_map", _pointer),
         ("chunk_keys", _pointer),
         ("chunk_sums", _pointer),
         ("tickets", _pointer),
+        ("bad_rows", _pointer),
         ("num_chunks", ctypes.c_int32),
         ("num_tiles", ctypes.c_int32),
         ("tile_packs", ctypes.c_int32),
@@ -203,7 +206,7 @@ def _workspace_parts(plan: DraftPlan, constrained: bool) -> dict[str, int]:
     rows = plan.batch_size * plan.num_depths
     chunks = rows * max_chunks(plan.vocab_size)
     sizes = {
-        "tickets": 4 * plan.batch_size,
+        "tickets": 8 * plan.batch_size,
         "chunk_sums": 8 * chunks,
         "chunk_keys": 8 * chunks * plan.top_k,
         "levels": _LEVEL_NODE_BYTES * plan.batch_size * (plan.num_depths + 1) * plan.num_nodes
@@ -220,7 +223,7 @@ def _workspace_parts(plan: DraftPlan, constrained: bool) -> dict[str, int]:
 
 def num_tickets(plan: DraftPlan) -> int:
     """32-bit words at the start of the workspace that must be zero at first."""
-    return plan.batch_size
+    return 2 * plan.batch_size
 
 
 def workspace_size(plan: DraftPlan, constrained: bool = False) -> int:
@@ -265,6 +268,7 @@ def fill_legal_params(
     ``renormalise``."""
     params = LEGAL_PARAMS[type(rules)]()
     _fill_common(params, plan, pointers)
+    params.logits = pointers["logits"]
     params.constraint.rules = rules
     params.constraint.ids = DraftIds(pointers.get("draft_ids", 0), num_mapped)
     params.constraint.start_states = pointers.get("start_states", 0)
@@ -294,7 +298,7 @@ def _fill_common(params: Any, plan: DraftPlan, pointers: dict[str, int]) -> None
     params.sizes.logit_type = LOGIT_TYPES[plan.logit_type]
     for name in OUTPUTS:
         setattr(params.out, name, pointers.get(name, 0))
-    for name in ("logits", "roots", "base_lengths"):
+    for name in ("roots", "base_lengths"):
         setattr(params, name, pointers.get(name, 0))
 
 
@@ -305,9 +309,13 @@ def fill_params(
     params = DraftParams()
     _fill_common(params, plan, pointers)
     params.vocab_map = pointers.get("vocab_map", 0)
+    params.row_bytes = plan.vocab_size * (4 if plan.logit_type == "float32" else 2)
+    params.block_bytes = plan.block_size * params.row_bytes
+    params.rows = pointers["logits"] + plan.first_row * params.row_bytes
     parts = _workspace_parts(plan, False)
     for name in ("tickets", "chunk_sums", "chunk_keys"):
         setattr(params, name, workspace + parts[name])
+    params.bad_rows = params.tickets + 4 * plan.batch_size
     params.list_capacity = list_capacity(plan)
     cut = tiling(plan, pointers["logits"], num_multiprocessors)
     for name in ("num_tiles", "tile_packs", "chunk_tiles", "num_chunks"):
