@@ -14,7 +14,8 @@
 
 namespace flashtrie {
 
-constexpr uint32_t kNoCost = 0x7fffffffu;  // bits of a NaN: it ends a list, and every sum with it ends one too
+constexpr uint32_t kNoCost = 0x7fffffffu;   // bits of a NaN: it ends a list, and every sum with it ends one too
+constexpr uint32_t kNothing = 0xffffffffu;  // above all costs
 
 // Candidates of every depth in shared memory: costs (negated log-probs) ascending, then ends, at least two; behind the last
 // depth are two rows of ends.
@@ -35,7 +36,8 @@ __device__ __forceinline__ uint32_t key_parent(uint64_t key) { return (static_ca
 struct GrowShared {
   uint64_t* keys;    // [N] the best nodes so far, ascending
   uint64_t* list;    // [list_capacity] what a round finds places for
-  uint32_t* origins; // [list_capacity] where the lists have it, and of the best so far << 16 | old place
+  uint32_t* costs;   // [list_capacity] their costs, aligned to 16 bytes; behind them kNothing up to four
+  uint32_t* origins; // [list_capacity] where the lists have it << 16 | old place of one of the best so far, or 0xffff
   uint32_t* places;  // [N] where the lists have a node
   uint32_t* moved;   // [N] new places of the best so far
   uint32_t* level;   // [N] the nodes of the deepest level, ascending
@@ -44,7 +46,8 @@ struct GrowShared {
   __device__ GrowShared(unsigned char* memory, int num_nodes, int list_capacity) {
     keys = reinterpret_cast<uint64_t*>(memory);
     list = keys + (num_nodes + 1) / 2 * 2;
-    origins = reinterpret_cast<uint32_t*>(list + list_capacity);
+    costs = reinterpret_cast<uint32_t*>(list + list_capacity);
+    origins = costs + list_capacity;
     places = origins + list_capacity;
     moved = places + num_nodes;
     level = moved + num_nodes;
@@ -68,7 +71,7 @@ class TreeGrowth {
       shared_.places[1 + lane] = lane;
       shared_.level[lane] = 1 + lane;
     }
-    if (threadIdx.x == 0) *shared_.count = 0;
+    clear_list();
     __syncthreads();
   }
 
@@ -82,12 +85,25 @@ class TreeGrowth {
     if (first >= last) return false;
     const int settled = count_best([&](int at) { return shared_.keys[at] < first; });
     list_best(settled);
-    list_candidates(costs, depth * lists.stride, last, size_ - settled);
+    list_candidates(costs, depth * lists.stride, last, settled);
     __syncthreads();
     const int listed = size_ - settled + static_cast<int>(*shared_.count);
-    find_places(listed, settled);
+    bool has_ties = listed > kDraftThreads;  // or is too long to find out
+    if (!has_ties) {
+      const int place = find_places(listed, settled, [&](uint64_t key, int own, int lanes) {
+        return count_cheaper(listed, key_cost(key), own, lanes);
+      });
+      __syncthreads();
+      // Equal costs count alike, and one of their nodes overwrote the other.
+      has_ties = __syncthreads_or(place >= 0 && shared_.keys[place] != shared_.list[own_item(listed)]);
+    }
+    if (has_ties) {
+      find_places(listed, settled, [&](uint64_t key, int own, int lanes) {
+        return count_by_lanes(shared_.list, listed, own, lanes, [&](uint64_t other) { return other < key; });
+      });
+      __syncthreads();
+    }
     size_ = min(num_nodes_, settled + listed);
-    __syncthreads();
     settle(depth * lists.stride, settled);
     __syncthreads();
     return true;
@@ -118,52 +134,84 @@ class TreeGrowth {
     return count;
   }
 
-  __device__ void list_best(int settled) const {
+  __device__ void clear_list() const {
 #pragma unroll 1
-    for (int at = settled + static_cast<int>(threadIdx.x); at < size_; at += kDraftThreads) {
-      shared_.list[at - settled] = shared_.keys[at];
-      shared_.origins[at - settled] = shared_.places[at] << 16 | at;
-    }
+    for (int at = 4 * threadIdx.x; at < shared_.origins - shared_.costs; at += 4 * kDraftThreads)
+      *reinterpret_cast<uint4*>(shared_.costs + at) = make_uint4(kNothing, kNothing, kNothing, kNothing);
+    if (threadIdx.x == 0) *shared_.count = 0;
   }
 
-  // Candidates that may belong to the tree, behind `begin` places of the list, in any order.
-  __device__ void list_candidates(const float* costs, int first_place, uint64_t last, int begin) const {
+  __device__ void put(int at, uint64_t key, uint32_t origin) const {
+    shared_.list[at] = key;
+    shared_.costs[at] = key_cost(key);
+    shared_.origins[at] = origin;
+  }
+
+  __device__ void list_best(int settled) const {
+#pragma unroll 1
+    for (int at = settled + static_cast<int>(threadIdx.x); at < size_; at += kDraftThreads)
+      put(at - settled, shared_.keys[at], shared_.places[at] << 16 | at);
+  }
+
+  // Candidates that may belong to the tree, behind those of the best that are listed, in any order.
+  __device__ void list_candidates(const float* costs, int first_place, uint64_t last, int settled) const {
     const int lane = threadIdx.x & 31, shift = 32 - __clz(top_k_ - 1);
 #pragma unroll 1
     for (int base = static_cast<int>(threadIdx.x) - lane; base < level_size_ << shift; base += kDraftThreads) {
       const int rank = (base + lane) & ((1 << shift) - 1), node = (base + lane) >> shift;
       const uint32_t parent = shared_.level[min(node, level_size_ - 1)];
       const uint64_t key = child_key(parent, costs, min(rank, top_k_));
-      // The best up to its parent come before it, and (node + 1)(rank + 1) - 1 candidates.
+      // The settled and the best up to its parent come before it, and (node + 1)(rank + 1) - 1 candidates.
       const bool is_listed = key < last && rank < top_k_ && node < level_size_ &&
-                             static_cast<int>(parent) + (node + 1) * (rank + 1) < num_nodes_;
+                             max(static_cast<int>(parent) + 1, settled) + (node + 1) * (rank + 1) <= num_nodes_;
       const uint32_t votes = __ballot_sync(kWholeWarp, is_listed);
       if (votes == 0) continue;
       uint32_t at = 0;
       if (lane == 0) at = atomicAdd(shared_.count, static_cast<uint32_t>(__popc(votes)));
-      at = __shfl_sync(kWholeWarp, at, 0) + begin + __popc(votes & lanes_below(lane));
-      if (!is_listed) continue;
-      shared_.list[at] = key;
-      shared_.origins[at] = static_cast<uint32_t>(first_place + rank) << 16 | 0xffff;
+      at = __shfl_sync(kWholeWarp, at, 0) + (size_ - settled) + __popc(votes & lanes_below(lane));
+      if (is_listed) put(static_cast<int>(at), key, static_cast<uint32_t>(first_place + rank) << 16 | 0xffff);
     }
   }
 
-  // New places behind the settled ones; a group of lanes counts for each of the list.
-  __device__ void find_places(int listed, int settled) const {
-    int log2_lanes = 0;
-    while (log2_lanes < 3 && listed << (log2_lanes + 1) <= kDraftThreads) ++log2_lanes;
-    const int lanes = 1 << log2_lanes, places_at_once = kDraftThreads >> log2_lanes;
+  // As many lanes count for each of the list as there are threads for, at most eight.
+  __device__ static int log2_lanes(int listed) {
+    return listed > kDraftThreads / 2 ? 0 : listed > kDraftThreads / 4 ? 1 : listed > kDraftThreads / 8 ? 2 : 3;
+  }
+  __device__ static int own_item(int listed) { return static_cast<int>(threadIdx.x) >> log2_lanes(listed); }
+
+  // How many of the list cost less.
+  __device__ int count_cheaper(int listed, uint32_t cost, int own, int lanes) const {
+    const uint4* fours = reinterpret_cast<const uint4*>(shared_.costs);
+    int count = 0;
+#pragma unroll 2
+    for (int i = own; 4 * i < listed; i += lanes) {
+      const uint4 four = fours[i];
+      count += (four.x < cost ? 1 : 0) + (four.y < cost ? 1 : 0) + (four.z < cost ? 1 : 0) + (four.w < cost ? 1 : 0);
+    }
 #pragma unroll 1
-    for (int base = 0; base < listed; base += places_at_once) {
-      const int at = base + (static_cast<int>(threadIdx.x) >> log2_lanes), own = threadIdx.x & (lanes - 1);
+    for (int step = lanes >> 1; step > 0; step >>= 1) count += __shfl_xor_sync(kWholeWarp, count, step);
+    return count;
+  }
+
+  // Puts the list into its places behind the settled ones; `count_before(key, own, lanes)` says how many of it come before.
+  // Returns this thread's last place, -1 if it put nothing.
+  template <typename CountBefore>
+  __device__ __forceinline__ int find_places(int listed, int settled, const CountBefore& count_before) const {
+    const int log2 = log2_lanes(listed), lanes = 1 << log2, own = threadIdx.x & (lanes - 1);
+    int last = -1;
+#pragma unroll 1
+    for (int base = 0; base < listed; base += kDraftThreads >> log2) {
+      const int at = base + own_item(listed);
       const uint64_t key = shared_.list[min(at, listed - 1)];
-      const int place = settled + count_by_lanes(shared_.list, listed, own, lanes, [&](uint64_t other) { return other < key; });
+      const int place = settled + count_before(key, own, lanes);
       if (own != 0 || at >= listed || place >= num_nodes_) continue;
       const uint32_t origin = shared_.origins[at];
       shared_.keys[place] = key;
       shared_.places[place] = origin >> 16;
       if ((origin & 0xffff) != 0xffff) shared_.moved[origin & 0xffff] = place;
+      last = place;
     }
+    return last;
   }
 
   // Parents have moved, too; and which nodes are of the new level, whose candidates begin at `first_place`.
@@ -186,7 +234,7 @@ class TreeGrowth {
       before += __popc(votes);
     }
     level_size_ = before;
-    if (threadIdx.x == 0) *shared_.count = 0;
+    clear_list();
   }
 
   const GrowShared shared_;

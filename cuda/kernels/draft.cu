@@ -14,7 +14,7 @@
 namespace flashtrie {
 
 constexpr int kBlocksAtOnce = 4;         // of a multiprocessor: 64 registers a thread hold a tile without spilling
-constexpr int kStagedThreads = 256;      // threads with values that reach the bound: 22 a tile on average for top_k 8
+constexpr int kStagedThreads = 128;      // threads with values that reach the bound: 9 a tile on average for top_k 8
 constexpr int kListCapacity = 1024;      // those values
 constexpr float kMostAboveBase = 64.0f;  // exponentials stay below e^64 of where their sum is based
 constexpr int kMostPicked = 32;          // nodes up to which a deep tree is picked
@@ -104,14 +104,15 @@ struct ScanShared {
   alignas(16) uint4 staged[kStagedThreads][kThreadLogits / 4];  // of a 16-bit type half is used
   alignas(16) uint64_t list[kListCapacity];
   int staged_ids[kStagedThreads];
-  alignas(16) uint32_t warp_bounds[2][kDraftWarps];  // by turns, so that one barrier a tile is enough
+  uint32_t group_peaks[2][kDraftThreads / 8];  // by turns, so that one barrier a tile is enough
   uint32_t warp_totals[kDraftWarps];
   ExpSum warp_sums[kDraftWarps];
   uint32_t num_staged;
   uint32_t num_listed;
 };
 
-static_assert(sizeof(ScanShared) == 42160, "SCAN_BYTES of cuda_draft_layout.py");
+static_assert(kDraftThreads / 8 == 32, "a group of eight threads for each lane of a warp");
+static_assert(sizeof(ScanShared) == 25456, "SCAN_BYTES of cuda_draft_layout.py");
 
 __device__ __forceinline__ uint32_t block_total(ScanShared& shared, uint32_t warp_total, int warp, int lane) {
   __syncthreads();
@@ -186,6 +187,13 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
   __syncthreads();
 }
 
+// One warp: a lower bound of the k-th largest of its lanes' values, which are not 0; the very one where no two are equal.
+__device__ __forceinline__ uint32_t kth_largest(uint32_t value, int k) {
+#pragma unroll 1
+  for (int rank = 1; rank < k; ++rank) value = value == warp_max(value) ? 0 : value;
+  return warp_max(value);
+}
+
 // The values of staged threads that reach the bound, into the block's list, by the whole block.
 template <typename T>
 __device__ __forceinline__ void list_staged(ScanShared& shared, int num_loads, float lowest) {
@@ -251,21 +259,13 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
       for (int i = 0; i < kCount; ++i) sums[i % 4] += exp_above(Pack<T>::get(part.packs[load], i), scaled_base);
     }
     if (!(lowest > -FLT_MAX)) {  // the same in the whole block
-      // From groups of lanes, top_k of them at least, in the warps that a tile fills.
-      const int log2_warps = 31 - __clz(max(1, min(kDraftWarps, static_cast<int>(chunk.tile_packs / 32u))));
-      const int groups = max(power_of_two_at_least(top_k) >> log2_warps, 1);  // of a warp
-      const uint32_t warp_bound =
-          groups == 1 ? warp_max(ordered_score(peak)) : group_bound(ordered_score(peak), groups);
-      uint32_t* bounds = shared.warp_bounds[(tile - chunk.first) & 1];
-      if (lane == 0) bounds[warp] = warp >> log2_warps == 0 ? warp_bound : ~0u;
-      __syncthreads();
-      uint32_t bound = ~0u;
+      uint32_t* peaks = shared.group_peaks[(tile - chunk.first) & 1];
+      uint32_t group_peak = ordered_score(peak);
 #pragma unroll
-      for (int i = 0; i < kDraftWarps; i += 4) {
-        const uint4 four = *reinterpret_cast<const uint4*>(bounds + i);
-        bound = min(bound, min(min(four.x, four.y), min(four.z, four.w)));
-      }
-      lowest = fmaxf(score_of(bound), -FLT_MAX);
+      for (int step = 1; step < 8; step <<= 1) group_peak = max(group_peak, __shfl_xor_sync(kWholeWarp, group_peak, step));
+      if (lane % 8 == 0) peaks[threadIdx.x / 8] = group_peak;
+      __syncthreads();
+      lowest = fmaxf(score_of(kth_largest(peaks[lane], top_k)), -FLT_MAX);
     }
     if (!(peak >= lowest)) continue;
     const uint32_t at = atomicAdd(&shared.num_staged, 1u);
@@ -390,13 +390,13 @@ class Finish {
   }
 
   __device__ void run() {
+    merge_rows(0);
     if (threadIdx.x == 0) {
       copy_later(&tree_.root, params_.roots + batch_);
       copy_later(&tree_.base_length, params_.base_lengths + batch_);
+      space_.keys[0] = space_.places[0] = 0;
     }
-    if (threadIdx.x == 0) space_.keys[0] = space_.places[0] = 0;
     clear_ends();
-    merge_rows(0);
     __syncthreads();
     if (is_picked())
       pick();
@@ -431,20 +431,16 @@ class Finish {
     growth_.take(tree_.size);
   }
 
-  // Whether the tree is small and may well be deeper than kFewLevels: not enough nodes of the first two levels come before
-  // the first one so deep. The same in all threads.
+  // Whether the tree is small and may well be deeper than kFewLevels. It is not if all nodes of the first two levels come
+  // before the first one so deep, and are enough. The same in all threads.
   __device__ bool is_picked() const {
-    const int lane = threadIdx.x & 31, stride = lists_.stride, top_k = params_.sizes.top_k;
-    if (params_.sizes.num_nodes > kMostPicked || depths_ <= kFewLevels) return false;
+    const int num_nodes = params_.sizes.num_nodes, top_k = params_.sizes.top_k, stride = lists_.stride;
+    if (num_nodes > kMostPicked || depths_ <= kFewLevels) return false;
     float deep = lists_.costs[0];
+#pragma unroll
     for (int depth = 1; depth <= kFewLevels; ++depth) deep += lists_.costs[depth * stride];
     if (!(deep < INFINITY)) return false;  // there is none
-    const float first = lists_.costs[min(lane, top_k)];
-    int before = 1 + __popc(__ballot_sync(kWholeWarp, first <= deep));
-#pragma unroll 1
-    for (int rank = 0; rank < top_k; ++rank)
-      before += __popc(__ballot_sync(kWholeWarp, first + lists_.costs[stride + rank] <= deep));
-    return before < params_.sizes.num_nodes;
+    return 1 + top_k + top_k * top_k < num_nodes || !(lists_.costs[top_k - 1] + lists_.costs[stride + top_k - 1] <= deep);
   }
 
   // What lies behind the lists' rows, and behind the last of them.

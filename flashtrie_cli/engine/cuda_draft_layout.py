@@ -15,7 +15,7 @@ TILE_LOGITS = 8192
 """Most logits that one block reads at a time (kTileLogits)."""
 MERGE_BYTES = 8 * 288
 """Shared memory of a warp's merge list (kMergeStride)."""
-SCAN_BYTES = 42_160
+SCAN_BYTES = 25_456
 """Shared memory of a block's scan (ScanShared)."""
 BLOCKS_PER_MULTIPROCESSOR = 4
 """Blocks that run at once (kBlocksAtOnce)."""
@@ -235,13 +235,13 @@ def list_capacity(plan: DraftPlan) -> int:
     """Nodes and candidates that may be looked at together when a level is added (TreeGrowth): fewer nodes are before
     a candidate than the tree has only for the first parents of each rank."""
     candidates = sum((plan.num_nodes - 1) // (rank + 2) for rank in range(plan.top_k))
-    return 2 * -(-max(plan.num_nodes + candidates, 2 * plan.num_nodes) // 2)
+    return 4 * -(-max(plan.num_nodes + candidates, 2 * plan.num_nodes) // 4)
 
 
 def shared_bytes(plan: DraftPlan) -> int:
     """Dynamic shared memory of a block: a chunk's lists; or the tree, its candidates, and then the warps' merge
     lists or the masks."""
-    growth = 20 * (plan.num_nodes + 1) + 12 * list_capacity(plan) + 4
+    growth = 20 * (plan.num_nodes + 1) + 16 * list_capacity(plan) + 4
     candidates = 8 * (plan.num_depths + 2) * (plan.top_k + 2)
     behind = max(THREADS // 32 * MERGE_BYTES, 4 * plan.num_nodes * plan.mask_words)
     return _TREE_SHARED_BYTES + max(SCAN_BYTES, growth + candidates + 16 + behind)
