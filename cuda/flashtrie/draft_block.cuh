@@ -52,28 +52,14 @@ __device__ __forceinline__ float warp_sum(float x) {
 
 __device__ __forceinline__ uint32_t lanes_below(int lane) { return (1u << lane) - 1; }
 
-constexpr float kLog2E = 1.44269504f;
-
-// 2^x within two units in the last place: one special-function instruction.
-__device__ __forceinline__ float fast_exp2(float x) {
+// exp(x) for x <= 0 within two units in the last place: one special-function instruction.
+__device__ __forceinline__ float fast_exp(float x) {
 #if defined(__CUDA_ARCH__)
   float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
   return y;
 #else
-  return exp2f(x);
-#endif
-}
-
-__device__ __forceinline__ float fast_exp(float x) { return fast_exp2(x * kLog2E); }
-
-// exp(x - base), given base * kLog2E. That product's rounding is the same for all terms of a sum, and less than that of the
-// sum's logarithm.
-__device__ __forceinline__ float exp_above(float x, float scaled_base) {
-#if defined(__CUDA_ARCH__)
-  return fast_exp2(__fmaf_rn(x, kLog2E, -scaled_base));
-#else
-  return fast_exp2(fmaf(x, kLog2E, -scaled_base));
+  return exp2f(x * 1.44269504f);
 #endif
 }
 
@@ -161,18 +147,20 @@ __device__ __forceinline__ int rank_among(const uint64_t* list, int n, uint64_t 
   return rank;
 }
 
-// How many of the n keys at `list` fulfil a condition, looked at by a group of `lanes` lanes, a power of two, of which this is
-// the `own`-th. The whole warp calls it; every lane of a group gets its number.
-template <typename Condition>
-__device__ __forceinline__ int count_by_lanes(const uint64_t* list, int n, int own, int lanes, const Condition& condition) {
-  int count = 0, i = own;
+// How many of the n keys at `list` come before `key`, looked at by a group of `lanes` lanes, a power of two, of which this is
+// the `own`-th. The whole warp calls it; every lane of a group gets its number. `before(other)` is false of the key itself.
+template <typename Before>
+__device__ __forceinline__ int count_by_lanes(const uint64_t* list, int n, uint64_t key, int own, int lanes,
+                                              const Before& before) {
+  int count = 0;
 #pragma unroll 1
-  for (; i + 3 * lanes < n; i += 4 * lanes) {
-    const uint64_t a = list[i], b = list[i + lanes], c = list[i + 2 * lanes], d = list[i + 3 * lanes];
-    count += (condition(a) ? 1 : 0) + (condition(b) ? 1 : 0) + (condition(c) ? 1 : 0) + (condition(d) ? 1 : 0);
+  for (int first = own; first < n; first += 4 * lanes) {
+    uint64_t others[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) others[i] = first + i * lanes < n ? list[first + i * lanes] : key;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) count += before(others[i]) ? 1 : 0;
   }
-#pragma unroll 1
-  for (; i < n; i += lanes) count += condition(list[i]) ? 1 : 0;
 #pragma unroll 1
   for (int step = lanes >> 1; step > 0; step >>= 1) count += __shfl_xor_sync(kWholeWarp, count, step);
   return count;

@@ -41,6 +41,7 @@ struct GrowShared {
   uint32_t* places;  // [N] where the lists have a node
   uint32_t* moved;   // [N] new places of the best so far
   uint32_t* level;   // [N] the nodes of the deepest level, ascending
+  uint32_t* claims;  // [N] whether a place is taken in this round
   uint32_t* count;   // of the list
 
   __device__ GrowShared(unsigned char* memory, int num_nodes, int list_capacity) {
@@ -51,7 +52,8 @@ struct GrowShared {
     places = origins + list_capacity;
     moved = places + num_nodes;
     level = moved + num_nodes;
-    count = level + num_nodes;
+    claims = level + num_nodes;
+    count = claims + num_nodes;
   }
 };
 
@@ -88,18 +90,11 @@ class TreeGrowth {
     list_candidates(costs, depth * lists.stride, last, settled);
     __syncthreads();
     const int listed = size_ - settled + static_cast<int>(*shared_.count);
-    bool has_ties = listed > kDraftThreads;  // or is too long to find out
-    if (!has_ties) {
-      const int place = find_places(listed, settled, [&](uint64_t key, int own, int lanes) {
-        return count_cheaper(listed, key_cost(key), own, lanes);
-      });
-      __syncthreads();
-      // Equal costs count alike, and one of their nodes overwrote the other.
-      has_ties = __syncthreads_or(place >= 0 && shared_.keys[place] != shared_.list[own_item(listed)]);
-    }
-    if (has_ties) {
-      find_places(listed, settled, [&](uint64_t key, int own, int lanes) {
-        return count_by_lanes(shared_.list, listed, own, lanes, [&](uint64_t other) { return other < key; });
+    // Equal costs count alike, and only one of their nodes gets the place.
+    const bool may_tie = listed > kDraftThreads || __syncthreads_or(!claim(listed, settled));
+    if (may_tie) {
+      place(listed, settled, [&](uint64_t key, int own, int lanes) {
+        return count_by_lanes(shared_.list, listed, key, own, lanes, [&](uint64_t other) { return other < key; });
       });
       __syncthreads();
     }
@@ -138,6 +133,8 @@ class TreeGrowth {
 #pragma unroll 1
     for (int at = 4 * threadIdx.x; at < shared_.origins - shared_.costs; at += 4 * kDraftThreads)
       *reinterpret_cast<uint4*>(shared_.costs + at) = make_uint4(kNothing, kNothing, kNothing, kNothing);
+#pragma unroll 1
+    for (int at = threadIdx.x; at < num_nodes_; at += kDraftThreads) shared_.claims[at] = 0;
     if (threadIdx.x == 0) *shared_.count = 0;
   }
 
@@ -177,7 +174,6 @@ class TreeGrowth {
   __device__ static int log2_lanes(int listed) {
     return listed > kDraftThreads / 2 ? 0 : listed > kDraftThreads / 4 ? 1 : listed > kDraftThreads / 8 ? 2 : 3;
   }
-  __device__ static int own_item(int listed) { return static_cast<int>(threadIdx.x) >> log2_lanes(listed); }
 
   // How many of the list cost less.
   __device__ int count_cheaper(int listed, uint32_t cost, int own, int lanes) const {
@@ -193,25 +189,37 @@ class TreeGrowth {
     return count;
   }
 
-  // Puts the list into its places behind the settled ones; `count_before(key, own, lanes)` says how many of it come before.
-  // Returns this thread's last place, -1 if it put nothing.
-  template <typename CountBefore>
-  __device__ __forceinline__ int find_places(int listed, int settled, const CountBefore& count_before) const {
+  // The thread's item of the list goes to the place that its cost says; false if somebody else has it. The list is no longer
+  // than the block.
+  __device__ bool claim(int listed, int settled) const {
     const int log2 = log2_lanes(listed), lanes = 1 << log2, own = threadIdx.x & (lanes - 1);
-    int last = -1;
+    const int at = static_cast<int>(threadIdx.x) >> log2;
+    const uint64_t key = shared_.list[min(at, listed - 1)];
+    const int place = settled + count_cheaper(listed, key_cost(key), own, lanes);
+    if (own != 0 || at >= listed || place >= num_nodes_) return true;
+    if (atomicExch(shared_.claims + place, 1u) != 0) return false;
+    put_in_place(at, key, place);
+    return true;
+  }
+
+  // The list goes to the places that `count_before(key, own, lanes)` says.
+  template <typename CountBefore>
+  __device__ __forceinline__ void place(int listed, int settled, const CountBefore& count_before) const {
+    const int log2 = log2_lanes(listed), lanes = 1 << log2, own = threadIdx.x & (lanes - 1);
 #pragma unroll 1
     for (int base = 0; base < listed; base += kDraftThreads >> log2) {
-      const int at = base + own_item(listed);
+      const int at = base + (static_cast<int>(threadIdx.x) >> log2);
       const uint64_t key = shared_.list[min(at, listed - 1)];
       const int place = settled + count_before(key, own, lanes);
-      if (own != 0 || at >= listed || place >= num_nodes_) continue;
-      const uint32_t origin = shared_.origins[at];
-      shared_.keys[place] = key;
-      shared_.places[place] = origin >> 16;
-      if ((origin & 0xffff) != 0xffff) shared_.moved[origin & 0xffff] = place;
-      last = place;
+      if (own == 0 && at < listed && place < num_nodes_) put_in_place(at, key, place);
     }
-    return last;
+  }
+
+  __device__ void put_in_place(int at, uint64_t key, int place) const {
+    const uint32_t origin = shared_.origins[at];
+    shared_.keys[place] = key;
+    shared_.places[place] = origin >> 16;
+    if ((origin & 0xffff) != 0xffff) shared_.moved[origin & 0xffff] = place;
   }
 
   // Parents have moved, too; and which nodes are of the new level, whose candidates begin at `first_place`.

@@ -187,13 +187,14 @@ __device__ __forceinline__ void list_staged(ScanShared& shared, int num_loads, f
 
 // The block writes the top_k best of n keys, descending, then zeros; a group of lanes finds each key's rank.
 __device__ __forceinline__ void write_best(const uint64_t* list, int n, int top_k, uint64_t* keys) {
-  const int lanes = n <= kDraftThreads / 8 ? 8 : 1, own = threadIdx.x & (lanes - 1), step = kDraftThreads / lanes;
-  const int at_first = static_cast<int>(threadIdx.x) / lanes;
+  const int log2_lanes = n <= kDraftThreads / 8 ? 3 : 0, lanes = 1 << log2_lanes;
+  const int lane = threadIdx.x & 31, own = lane & (lanes - 1);
 #pragma unroll 1
-  for (int base = 0; base < n; base += step) {
-    const uint64_t key = list[min(base + at_first, n - 1)];
-    const int rank = count_by_lanes(list, n, own, lanes, [&](uint64_t other) { return other > key; });
-    if (own == 0 && base + at_first < n && rank < top_k) keys[rank] = key;
+  for (int base = (static_cast<int>(threadIdx.x) - lane) >> log2_lanes; base < n; base += kDraftThreads >> log2_lanes) {
+    const int at = base + (lane >> log2_lanes);
+    const uint64_t key = list[min(at, n - 1)];
+    const int rank = count_by_lanes(list, n, key, own, lanes, [&](uint64_t other) { return other > key; });
+    if (own == 0 && at < n && rank < top_k) keys[rank] = key;
   }
   const int rank = static_cast<int>(threadIdx.x);
   if (rank >= n && rank < top_k) keys[rank] = 0;
@@ -209,7 +210,7 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   if (threadIdx.x == 0) shared.num_staged = shared.num_listed = 0;
   float base = -INFINITY, sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  float limit = -INFINITY, scaled_base = 0.0f;  // what follows from the base
+  float limit = -INFINITY, origin = 0.0f;       // what follows from the base
   float lowest = -INFINITY;                     // the bound, once there is one
 #pragma unroll 1
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
@@ -227,10 +228,10 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
         for (int i = 0; i < 4; ++i) sums[i] *= scale;
         base = new_base;
         limit = base + kMostAboveBase;
-        scaled_base = exp_base(base) * kLog2E;
+        origin = exp_base(base);
       }
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) sums[i % 4] += exp_above(Pack<T>::get(part.packs[load], i), scaled_base);
+      for (int i = 0; i < kCount; ++i) sums[i % 4] += fast_exp(Pack<T>::get(part.packs[load], i) - origin);
     }
     if (!(lowest > -FLT_MAX)) {  // the same in the whole block
       uint32_t* peaks = shared.group_peaks[(tile - chunk.first) & 1];

@@ -105,7 +105,8 @@ __device__ __noinline__ void merge_row(const uint64_t* keys, const ExpSum* sums,
   for (int base = 0; base < listed; base += 32 >> log2_lanes) {
     const int at = base + (lane >> log2_lanes);
     const uint64_t key = list[min(at, listed - 1)];
-    const int rank = count_by_lanes(list, listed, lane & (lanes - 1), lanes, [&](uint64_t other) { return other > key; });
+    const int rank = count_by_lanes(list, listed, key, lane & (lanes - 1), lanes,
+                                    [&](uint64_t other) { return other > key; });
     if (at >= listed || (lane & (lanes - 1)) != 0 || rank >= top_k) continue;
     costs[rank] = fabsf(child_log_prob(key_score(key), lse));
     ids[rank] = key_node(key);

@@ -241,7 +241,7 @@ def list_capacity(plan: DraftPlan) -> int:
 def shared_bytes(plan: DraftPlan) -> int:
     """Dynamic shared memory of a block: a chunk's lists; or the tree, its candidates, and then the warps' merge
     lists or the masks."""
-    growth = 20 * (plan.num_nodes + 1) + 16 * list_capacity(plan) + 4
+    growth = 24 * (plan.num_nodes + 1) + 16 * list_capacity(plan) + 4
     candidates = 8 * (plan.num_depths + 2) * (plan.top_k + 2)
     behind = max(THREADS // 32 * MERGE_BYTES, 4 * plan.num_nodes * plan.mask_words)
     return _TREE_SHARED_BYTES + max(SCAN_BYTES, growth + candidates + 16 + behind)
