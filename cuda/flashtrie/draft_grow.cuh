@@ -15,7 +15,7 @@
 namespace flashtrie {
 
 constexpr uint32_t kNoCost = 0x7fffffffu;   // bits of a NaN: it ends a list, and every sum with it ends one too
-constexpr uint32_t kNothing = 0xffffffffu;  // above all costs
+constexpr uint64_t kNoKey = ~uint64_t(0);   // above all keys; its cost is above all costs
 
 // Candidates of every depth in shared memory: costs (negated log-probs) ascending, then ends, at least two; behind the last
 // depth are two rows of ends.
@@ -36,7 +36,7 @@ __device__ __forceinline__ uint32_t key_parent(uint64_t key) { return (static_ca
 struct GrowShared {
   uint64_t* keys;    // [N] the best nodes so far, ascending
   uint64_t* list;    // [list_capacity] what a round finds places for
-  uint32_t* costs;   // [list_capacity] their costs, aligned to 16 bytes; behind them kNothing up to four
+  uint32_t* costs;   // [list_capacity] their costs, aligned to 16 bytes; behind them those of kNoKey
   uint32_t* origins; // [list_capacity] where the lists have it << 16 | old place of one of the best so far, or 0xffff
   uint32_t* places;  // [N] where the lists have a node
   uint32_t* moved;   // [N] new places of the best so far
@@ -86,19 +86,18 @@ class TreeGrowth {
     const uint64_t last = size_ == num_nodes_ ? shared_.keys[size_ - 1] : cost_key(kNoCost, 0, 0);
     if (first >= last) return false;
     const int settled = count_best([&](int at) { return shared_.keys[at] < first; });
-    list_best(settled);
-    list_candidates(costs, depth * lists.stride, last, settled);
+    const Window window{settled, size_ - settled, (size_ - settled + 3) / 4 * 4};
+    list_best(window);
+    list_candidates(costs, depth * lists.stride, last, window);
     __syncthreads();
-    const int listed = size_ - settled + static_cast<int>(*shared_.count);
+    const int num_candidates = static_cast<int>(*shared_.count), listed = window.begin + num_candidates;
     // Equal costs count alike, and only one of their nodes gets the place.
-    const bool may_tie = listed > kDraftThreads || __syncthreads_or(!claim(listed, settled));
+    const bool may_tie = listed > kDraftThreads || __syncthreads_or(!claim(window, num_candidates));
     if (may_tie) {
-      place(listed, settled, [&](uint64_t key, int own, int lanes) {
-        return count_by_lanes(shared_.list, listed, key, own, lanes, [&](uint64_t other) { return other < key; });
-      });
+      place(listed, settled);
       __syncthreads();
     }
-    size_ = min(num_nodes_, settled + listed);
+    size_ = min(num_nodes_, size_ + num_candidates);
     settle(depth * lists.stride, settled);
     __syncthreads();
     return true;
@@ -132,7 +131,7 @@ class TreeGrowth {
   __device__ void clear_list() const {
 #pragma unroll 1
     for (int at = 4 * threadIdx.x; at < shared_.origins - shared_.costs; at += 4 * kDraftThreads)
-      *reinterpret_cast<uint4*>(shared_.costs + at) = make_uint4(kNothing, kNothing, kNothing, kNothing);
+      *reinterpret_cast<uint4*>(shared_.costs + at) = make_uint4(~0u, ~0u, ~0u, ~0u);
 #pragma unroll 1
     for (int at = threadIdx.x; at < num_nodes_; at += kDraftThreads) shared_.claims[at] = 0;
     if (threadIdx.x == 0) *shared_.count = 0;
@@ -144,14 +143,24 @@ class TreeGrowth {
     shared_.origins[at] = origin;
   }
 
-  __device__ void list_best(int settled) const {
+  // The list: those of the best that are not settled, in order; nothing, up to a multiple of four; candidates.
+  struct Window {
+    int settled;   // of the best
+    int num_best;  // that are listed
+    int begin;     // of the candidates
+  };
+
+  __device__ void list_best(const Window& window) const {
 #pragma unroll 1
-    for (int at = settled + static_cast<int>(threadIdx.x); at < size_; at += kDraftThreads)
-      put(at - settled, shared_.keys[at], shared_.places[at] << 16 | at);
+    for (int at = threadIdx.x; at < window.begin; at += kDraftThreads) {
+      const int from = min(window.settled + at, size_ - 1);
+      const uint64_t key = at < window.num_best ? shared_.keys[from] : kNoKey;
+      put(at, key, shared_.places[from] << 16 | from);
+    }
   }
 
   // Candidates that may belong to the tree, behind those of the best that are listed, in any order.
-  __device__ void list_candidates(const float* costs, int first_place, uint64_t last, int settled) const {
+  __device__ void list_candidates(const float* costs, int first_place, uint64_t last, const Window& window) const {
     const int lane = threadIdx.x & 31, shift = 32 - __clz(top_k_ - 1);
 #pragma unroll 1
     for (int base = static_cast<int>(threadIdx.x) - lane; base < level_size_ << shift; base += kDraftThreads) {
@@ -160,12 +169,12 @@ class TreeGrowth {
       const uint64_t key = child_key(parent, costs, min(rank, top_k_));
       // The settled and the best up to its parent come before it, and (node + 1)(rank + 1) - 1 candidates.
       const bool is_listed = key < last && rank < top_k_ && node < level_size_ &&
-                             max(static_cast<int>(parent) + 1, settled) + (node + 1) * (rank + 1) <= num_nodes_;
+                             max(static_cast<int>(parent) + 1, window.settled) + (node + 1) * (rank + 1) <= num_nodes_;
       const uint32_t votes = __ballot_sync(kWholeWarp, is_listed);
       if (votes == 0) continue;
       uint32_t at = 0;
       if (lane == 0) at = atomicAdd(shared_.count, static_cast<uint32_t>(__popc(votes)));
-      at = __shfl_sync(kWholeWarp, at, 0) + (size_ - settled) + __popc(votes & lanes_below(lane));
+      at = __shfl_sync(kWholeWarp, at, 0) + window.begin + __popc(votes & lanes_below(lane));
       if (is_listed) put(static_cast<int>(at), key, static_cast<uint32_t>(first_place + rank) << 16 | 0xffff);
     }
   }
@@ -175,12 +184,12 @@ class TreeGrowth {
     return listed > kDraftThreads / 2 ? 0 : listed > kDraftThreads / 4 ? 1 : listed > kDraftThreads / 8 ? 2 : 3;
   }
 
-  // How many of the list cost less.
-  __device__ int count_cheaper(int listed, uint32_t cost, int own, int lanes) const {
-    const uint4* fours = reinterpret_cast<const uint4*>(shared_.costs);
+  // How many of the candidates cost less.
+  __device__ int cheaper_candidates(const Window& window, int num_candidates, uint32_t cost, int own, int lanes) const {
+    const uint4* fours = reinterpret_cast<const uint4*>(shared_.costs + window.begin);
     int count = 0;
 #pragma unroll 2
-    for (int i = own; 4 * i < listed; i += lanes) {
+    for (int i = own; 4 * i < num_candidates; i += lanes) {
       const uint4 four = fours[i];
       count += (four.x < cost ? 1 : 0) + (four.y < cost ? 1 : 0) + (four.z < cost ? 1 : 0) + (four.w < cost ? 1 : 0);
     }
@@ -189,29 +198,37 @@ class TreeGrowth {
     return count;
   }
 
+  // How many of the best that are listed cost less.
+  __device__ int cheaper_best(const Window& window, uint32_t cost) const {
+    int count = 0;
+#pragma unroll 1
+    for (int step = power_of_two_at_least(window.num_best + 1) >> 1; step > 0; step >>= 1)
+      if (count + step <= window.num_best && shared_.costs[count + step - 1] < cost) count += step;
+    return count;
+  }
+
   // The thread's item of the list goes to the place that its cost says; false if somebody else has it. The list is no longer
   // than the block.
-  __device__ bool claim(int listed, int settled) const {
-    const int log2 = log2_lanes(listed), lanes = 1 << log2, own = threadIdx.x & (lanes - 1);
-    const int at = static_cast<int>(threadIdx.x) >> log2;
+  __device__ bool claim(const Window& window, int num_candidates) const {
+    const int listed = window.begin + num_candidates, log2 = log2_lanes(listed), lanes = 1 << log2;
+    const int at = static_cast<int>(threadIdx.x) >> log2, own = threadIdx.x & (lanes - 1);
     const uint64_t key = shared_.list[min(at, listed - 1)];
-    const int place = settled + count_cheaper(listed, key_cost(key), own, lanes);
-    if (own != 0 || at >= listed || place >= num_nodes_) return true;
+    int place = window.settled + cheaper_candidates(window, num_candidates, key_cost(key), own, lanes);
+    place += at < window.num_best ? at : cheaper_best(window, key_cost(key));
+    if (own != 0 || at >= listed || key == kNoKey || place >= num_nodes_) return true;
     if (atomicExch(shared_.claims + place, 1u) != 0) return false;
     put_in_place(at, key, place);
     return true;
   }
 
-  // The list goes to the places that `count_before(key, own, lanes)` says.
-  template <typename CountBefore>
-  __device__ __forceinline__ void place(int listed, int settled, const CountBefore& count_before) const {
-    const int log2 = log2_lanes(listed), lanes = 1 << log2, own = threadIdx.x & (lanes - 1);
+  // The list goes to the places that its keys say, whatever its length.
+  __device__ void place(int listed, int settled) const {
 #pragma unroll 1
-    for (int base = 0; base < listed; base += kDraftThreads >> log2) {
-      const int at = base + (static_cast<int>(threadIdx.x) >> log2);
+    for (int base = static_cast<int>(threadIdx.x) & ~31; base < listed; base += kDraftThreads) {
+      const int at = base + static_cast<int>(threadIdx.x & 31);
       const uint64_t key = shared_.list[min(at, listed - 1)];
-      const int place = settled + count_before(key, own, lanes);
-      if (own == 0 && at < listed && place < num_nodes_) put_in_place(at, key, place);
+      const int place = settled + count_by_lanes(shared_.list, listed, key, 0, 1, [&](uint64_t other) { return other < key; });
+      if (at < listed && key != kNoKey && place < num_nodes_) put_in_place(at, key, place);
     }
   }
 

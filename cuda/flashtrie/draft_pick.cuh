@@ -1,5 +1,5 @@
-// The best tree from candidate lists, node by node, by one warp (nvcc only): for small trees that go deep, where a pick costs
-// less than its share of a level.
+// The best tree from candidate lists, node by node, by one warp (nvcc only): for trees that go deep, where a pick costs less
+// than its share of a level.
 #pragma once
 #include "draft_grow.cuh"
 
@@ -15,31 +15,44 @@ struct alignas(16) DraftOffer {
   float cost;        // of the node
 };
 
-// Costs are not negative, so that their bits compare like themselves; node i's offered cost lives in lane i, everything else
-// about its offers in shared memory. A pick costs a warp-wide minimum and one read; what follows from a pick is computed in
-// the shadow of the next one's minimum. A warp alone takes some five cycles an instruction, so there are few, and no branches:
+// Costs are not negative, so that their bits compare like themselves; node i's offered cost lives in slot i / 32 of lane i %
+// 32, everything else about its offers in shared memory. A pick costs a warp-wide minimum, the lowest parent that offers it,
+// and one read; what follows from a pick is computed in the shadow of the next one's minimum. A warp alone takes some five cycles an instruction, so there are few, and no branches:
 // lists have ends wherever a read may get to. Leaves keys (their ranks are 0) and places as TreeGrowth does; returns the
-// number of nodes, at most 32.
+// number of nodes.
+template <int kSlots>
 __device__ __forceinline__ int pick_nodes(const DraftLists& lists, const GrowShared& shared, int num_nodes) {
   const uint32_t lane = threadIdx.x & 31, stride = static_cast<uint32_t>(lists.stride);
   DraftOffer* offers = reinterpret_cast<DraftOffer*>(shared.list);
-  uint32_t offered = lane == 0 ? __float_as_uint(lists.costs[0]) : ~0u;
+  uint32_t offered[kSlots];
+#pragma unroll
+  for (int slot = 0; slot < kSlots; ++slot) offered[slot] = ~0u;
+  if (lane == 0) offered[0] = __float_as_uint(lists.costs[0]);
   // Of the last pick, even lanes keep the parent's next offers and odd lanes the new node's; at first both the root's.
   uint32_t owner = 0, child = 0, below = stride;
   float cost = 0.0f, offer = lists.costs[0], next = lists.costs[1], next_below = lists.costs[stride];
   uint32_t node = 1;
 #pragma unroll 1
   while (true) {
-    const uint32_t best = warp_min(offered);
+    uint32_t best = offered[0];
+#pragma unroll
+    for (int slot = 1; slot < kSlots; ++slot) best = min(best, offered[slot]);
+    best = warp_min(best);
     __syncwarp();  // all lanes have read what this overwrites
     if (lane < 2) offers[owner] = {cost + next, offer + next_below, below << 16 | child, cost};
-    const uint32_t parent = __ffs(__ballot_sync(kWholeWarp, offered == best)) - 1;
+    uint32_t parent = ~0u;
+#pragma unroll
+    for (int slot = kSlots - 1; slot >= 0; --slot) parent = offered[slot] == best ? slot * 32 + lane : parent;
+    parent = kSlots == 1 ? __ffs(__ballot_sync(kWholeWarp, parent == lane)) - 1 : warp_min(parent);
     if (best >= kNoCost || node == static_cast<uint32_t>(num_nodes)) break;
     __syncwarp();
     const DraftOffer taken = offers[parent];
     const uint32_t taken_child = taken.places & 0xffff, taken_below = taken.places >> 16;
-    offered = lane == parent ? __float_as_uint(taken.sibling) : offered;
-    offered = lane == node ? __float_as_uint(taken.grandchild) : offered;
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+      offered[slot] = slot * 32 + lane == parent ? __float_as_uint(taken.sibling) : offered[slot];
+      offered[slot] = slot * 32 + lane == node ? __float_as_uint(taken.grandchild) : offered[slot];
+    }
     const bool is_new = lane & 1;
     owner = is_new ? node : parent;
     child = is_new ? taken_below : taken_child + 1;

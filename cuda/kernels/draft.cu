@@ -11,9 +11,8 @@
 
 namespace flashtrie {
 
-constexpr int kBlocksAtOnce = 4;         // of a multiprocessor: 64 registers a thread hold a tile without spilling
-constexpr int kMostPicked = 32;          // nodes up to which a deep tree is picked
-constexpr int kFewLevels = 5;            // that growing adds in less time
+constexpr int kBlocksAtOnce = 4;  // of a multiprocessor: 64 registers a thread hold a tile without spilling
+constexpr int kFewLevels = 5;     // that are added in less time than nodes are picked
 
 struct DraftParams {
   DraftSizes sizes;
@@ -173,21 +172,38 @@ class Finish {
 #pragma unroll 1
     for (int depth = kDraftWarps; depth < depths_; depth += kDraftWarps) merge_rows(depth);
     __syncthreads();
-    if (threadIdx.x < 32) tree_.size = pick_nodes(lists_, space_, params_.sizes.num_nodes);
+    if (threadIdx.x < 32) {
+      const int num_nodes = params_.sizes.num_nodes;
+      if (num_nodes <= 32)
+        tree_.size = pick_nodes<1>(lists_, space_, num_nodes);
+      else if (num_nodes <= 64)
+        tree_.size = pick_nodes<2>(lists_, space_, num_nodes);
+      else if (num_nodes <= 128)
+        tree_.size = pick_nodes<4>(lists_, space_, num_nodes);
+      else
+        tree_.size = pick_nodes<8>(lists_, space_, num_nodes);
+    }
     __syncthreads();
     growth_.take(tree_.size);
   }
 
-  // Whether the tree is small and may well be deeper than kFewLevels. It is not if all nodes of the first two levels come
-  // before the first one so deep, and are enough. The same in all threads.
+  // Whether the tree may well be deeper than kFewLevels. It is not if all nodes of its first few levels come before the first
+  // one so deep, and are enough. The same in all threads.
   __device__ bool is_picked() const {
-    const int num_nodes = params_.sizes.num_nodes, top_k = params_.sizes.top_k, stride = lists_.stride;
-    if (num_nodes > kMostPicked || depths_ <= kFewLevels) return false;
+    const int top_k = params_.sizes.top_k, stride = lists_.stride;
+    if (depths_ <= kFewLevels) return false;
     float deep = lists_.costs[0];
 #pragma unroll
     for (int depth = 1; depth <= kFewLevels; ++depth) deep += lists_.costs[depth * stride];
     if (!(deep < INFINITY)) return false;  // there is none
-    return 1 + top_k + top_k * top_k < num_nodes || !(lists_.costs[top_k - 1] + lists_.costs[stride + top_k - 1] <= deep);
+    float worst = lists_.costs[top_k - 1];
+    int count = 1 + top_k, level = top_k;
+#pragma unroll 1
+    for (int depth = 1; count < params_.sizes.num_nodes && depth < kFewLevels; ++depth) {
+      worst += lists_.costs[depth * stride + top_k - 1];
+      count += level *= top_k;
+    }
+    return count < params_.sizes.num_nodes || !(worst <= deep);
   }
 
   // What lies behind the lists' rows, and behind the last of them.

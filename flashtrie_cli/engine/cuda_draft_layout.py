@@ -235,7 +235,7 @@ def list_capacity(plan: DraftPlan) -> int:
     """Nodes and candidates that may be looked at together when a level is added (TreeGrowth): fewer nodes are before
     a candidate than the tree has only for the first parents of each rank."""
     candidates = sum((plan.num_nodes - 1) // (rank + 2) for rank in range(plan.top_k))
-    return 4 * -(-max(plan.num_nodes + candidates, 2 * plan.num_nodes) // 4)
+    return 4 * -(-max(plan.num_nodes + 3 + candidates, 2 * plan.num_nodes) // 4)
 
 
 def shared_bytes(plan: DraftPlan) -> int:

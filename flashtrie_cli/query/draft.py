@@ -266,9 +266,7 @@ def _is_masks(trie: Any) -> bool:
     return hasattr(trie, "vocab_size") or hasattr(getattr(trie, "view", None), "hop_bits")
 
 
-def _constraint(
-    trie: Any, scoring: str, start_states: Any, end_token: int | None
-) -> DraftConstraint | None:
+def _constraint(trie: Any, scoring: str, start_states: Any, end_token: int | None) -> DraftConstraint | None:
     if trie is None:
         if start_states is not None or end_token is not None:
             raise UsageError("start states and an end token mean nothing without a trie")
