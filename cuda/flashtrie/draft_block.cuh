@@ -117,12 +117,11 @@ __device__ __forceinline__ void copies_are_there() {
 }
 
 // A lower bound of the top_k-th largest of all lanes' values, given each lane's largest: the smallest of the maxima of
-// num_groups >= top_k groups of lanes. About top_k * ln(top_k) values reach it when their order is random. A group
-// takes every num_groups-th lane, so that lanes left without a value don't leave a group without one.
-__device__ __forceinline__ uint32_t group_bound(uint32_t lane_max, int num_groups) {
-#pragma unroll 1
-  for (int step = 16; step >= num_groups; step >>= 1)
-    lane_max = max(lane_max, __shfl_xor_sync(kWholeWarp, lane_max, step));
+// groups of lanes, 32, 16 or 8 of them, but at least top_k. A group takes every 16th or 8th lane, so that lanes left without
+// a value don't leave a group without one.
+__device__ __forceinline__ uint32_t group_bound(uint32_t lane_max, int top_k) {
+  if (top_k <= 16) lane_max = max(lane_max, __shfl_xor_sync(kWholeWarp, lane_max, 16));
+  if (top_k <= 8) lane_max = max(lane_max, __shfl_xor_sync(kWholeWarp, lane_max, 8));
   return warp_min(lane_max);
 }
 

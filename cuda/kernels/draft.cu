@@ -40,7 +40,6 @@ struct DraftParams {
 __device__ __forceinline__ int merge_chunks(const uint64_t* keys, const ExpSum* sums, int num_chunks, int top_k,
                                             uint64_t* list, int lane, ExpSum& joined) {
   constexpr int kStep = 4;  // ranks of a chunk loaded together; deeper ones are hardly ever needed
-  const int num_groups = power_of_two_at_least(top_k);
   int listed = 0;
   uint32_t bound = 1;  // nothing is 0
   joined = {-INFINITY, 0.0f};
@@ -54,7 +53,7 @@ __device__ __forceinline__ int merge_chunks(const uint64_t* keys, const ExpSum* 
     uint64_t found[kStep];
 #pragma unroll
     for (int i = 0; i < kStep; ++i) found[i] = is_chunk && i < top_k ? __ldcg(mine + i) : 0;
-    bound = max(bound, group_bound(static_cast<uint32_t>(found[0] >> 32), num_groups));
+    bound = max(bound, group_bound(static_cast<uint32_t>(found[0] >> 32), top_k));
 #pragma unroll 1
     for (int rank = kStep;; rank += kStep) {
       if (listed > kMergeCapacity - 32 * kStep) {
@@ -89,8 +88,8 @@ __device__ __forceinline__ int merge_chunks(const uint64_t* keys, const ExpSum* 
   return listed;
 }
 
-// One warp: the candidates of one row of logits, into shared memory. Called from several places, and too long for that.
-__device__ __noinline__ void merge_row(const uint64_t* keys, const ExpSum* sums, int num_chunks, int top_k, uint64_t* list,
+// One warp: the candidates of one row of logits, into shared memory.
+__device__ __forceinline__ void merge_row(const uint64_t* keys, const ExpSum* sums, int num_chunks, int top_k, uint64_t* list,
                                        float* costs, uint32_t* ids) {
   const int lane = threadIdx.x & 31;
   ExpSum joined;
@@ -136,42 +135,35 @@ class Finish {
   }
 
   __device__ void run() {
-    merge_rows(0);
+    bool is_deep = false;
     if (threadIdx.x == 0) {
       copy_later(&tree_.root, params_.roots + batch_);
       copy_later(&tree_.base_length, params_.base_lengths + batch_);
-      space_.keys[0] = space_.places[0] = 0;
     }
-    clear_ends();
-    __syncthreads();
-    if (is_picked())
-      pick();
-    else if (depths_ > 0)
-      grow();
+#pragma unroll 1
+    for (int depth = 0; depth < depths_; ++depth) {
+      if (depth % kDraftWarps == 0) {
+        merge_rows(depth);
+        if (depth == 0) clear_ends();
+        __syncthreads();
+        if (depth == 0) is_deep = goes_deep();
+      }
+      // A deep tree wants all rows at once; others are merged as far as the tree reaches.
+      if (is_deep) continue;
+      if (depth == 0)
+        growth_.add_children(lists_.costs);
+      else if (!growth_.add_level(lists_, depth))
+        break;
+    }
+    if (is_deep) pick();
     copies_are_there();
     __syncthreads();
     write();
   }
 
  private:
-  // Level by level; the rows of levels that the tree does not reach are not merged.
-  __device__ void grow() {
-    growth_.add_children(lists_.costs);
-#pragma unroll 1
-    for (int depth = 1; depth < depths_; ++depth) {
-      if (depth % kDraftWarps == 0) {
-        merge_rows(depth);
-        __syncthreads();
-      }
-      if (!growth_.add_level(lists_, depth)) break;
-    }
-  }
-
   // Node by node.
   __device__ void pick() {
-#pragma unroll 1
-    for (int depth = kDraftWarps; depth < depths_; depth += kDraftWarps) merge_rows(depth);
-    __syncthreads();
     if (threadIdx.x < 32) {
       const int num_nodes = params_.sizes.num_nodes;
       if (num_nodes <= 32)
@@ -189,7 +181,7 @@ class Finish {
 
   // Whether the tree may well be deeper than kFewLevels. It is not if all nodes of its first few levels come before the first
   // one so deep, and are enough. The same in all threads.
-  __device__ bool is_picked() const {
+  __device__ bool goes_deep() const {
     const int top_k = params_.sizes.top_k, stride = lists_.stride;
     if (depths_ <= kFewLevels) return false;
     float deep = lists_.costs[0];
@@ -206,8 +198,9 @@ class Finish {
     return count < params_.sizes.num_nodes || !(worst <= deep);
   }
 
-  // What lies behind the lists' rows, and behind the last of them.
+  // The root's key, and what lies behind the lists' rows and behind the last of them.
   __device__ void clear_ends() {
+    if (threadIdx.x == 0) space_.keys[0] = space_.places[0] = 0;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll 1
     for (int depth = warp; depth < depths_ + 2; depth += kDraftWarps)

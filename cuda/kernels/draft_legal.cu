@@ -83,7 +83,7 @@ __device__ __noinline__ Gathered gather_legal(const DraftConstraint<Rules>& cons
                                               uint32_t begin, uint32_t end, const T* row, const DraftSizes& sizes,
                                               const LegalList& list) {
   constexpr int kStep = 4;  // tokens a lane has in flight
-  const int lane = threadIdx.x & 31, num_groups = power_of_two_at_least(sizes.top_k);
+  const int lane = threadIdx.x & 31;
   ExpSum part{-INFINITY, 0.0f};
   uint32_t num_finite = 0, bound = 0;
   bool is_bad = false;
@@ -107,7 +107,7 @@ __device__ __noinline__ Gathered gather_legal(const DraftConstraint<Rules>& cons
     part.base = fmaxf(part.base, peak);
 #pragma unroll
     for (int i = 0; i < kStep; ++i) part.sum += fast_exp(logits[i] - base);
-    bound = max(bound, group_bound(ordered_score(peak), num_groups));
+    bound = max(bound, group_bound(ordered_score(peak), sizes.top_k));
     if (listed > kMergeCapacity - 32 * kStep) {
       __syncwarp();
       listed = list.keep_best(listed, listed, sizes.top_k, lane);
