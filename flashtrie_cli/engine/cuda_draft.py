@@ -190,7 +190,7 @@ def _device_rules(constraint: DraftConstraint, ordinal: int) -> DeviceRules:
         masks = held if isinstance(held, CudaMasks) else _uploaded_once(held, ordinal, held.on_device)
         if masks.ordinal != ordinal:
             raise InputError(f"the masks are on device {masks.ordinal}, the logits on device {ordinal}")
-        return DeviceRules("draft_masked", layout.mask_rules(masks.view), masks.view.vocab_size, masks)
+        return DeviceRules("draft_masked", layout.mask_rules(masks.view), int(masks.view.vocab_size), masks)
     trie = _device_trie(held, ordinal)
     num_tokens = 1 << (16 + int(trie.view["high_width"]))
     return DeviceRules("draft_legal", layout.trie_rules(trie.view, constraint.end_token), num_tokens, trie)

@@ -98,10 +98,15 @@ class CudaMasks:
         at = {name: int(memory) for name, memory in self._memory.items()}
         self._dense = {"dense_nodes": at.pop("dense_nodes"), "dense_words": at.pop("dense_words")}
         self._dense |= {"num_dense": len(dense_nodes), "words_per_row": mask_set.num_words}
-        self.view = _MaskView(
+        self._view = _MaskView(
             **at, num_nodes=len(arrays.labels), num_far=len(arrays.far_entries), num_eos=len(ids),
             vocab_size=vocab_size, hop_bits=mask_set.hop_bits,
         )  # fmt: skip
+
+    @property
+    def view(self) -> ctypes.Structure:
+        """The lists' device pointers and sizes, for other kernels."""
+        return self._view
 
     def apply(self, logits: Any, states: Any, stream: Any = None) -> None:
         """Minus infinity, in place, over every logit that its row's state does not allow.
@@ -112,7 +117,7 @@ class CudaMasks:
         """
         found = device_array("logits", logits)
         stride = _row_stride(logits, found)
-        params = _ApplyParams(masks=self.view, logits=found.pointer, row_stride=stride, **self._dense)
+        params = _ApplyParams(masks=self._view, logits=found.pointer, row_stride=stride, **self._dense)
         params.num_rows, params.width = found.shape
         params.states = _states(states, params.num_rows).pointer
         if params.num_rows == 0 or params.width == 0:
@@ -136,7 +141,7 @@ class CudaMasks:
         if found.dtype not in ("int32", "int64") or len(found.shape) != 1 or not found.is_contiguous:
             raise InputError("tokens are not a contiguous int32 or int64 [rows]")
         rows = found.shape[0]
-        params = _AdvanceParams(masks=self.view, tokens=found.pointer, num_rows=rows)
+        params = _AdvanceParams(masks=self._view, tokens=found.pointer, num_rows=rows)
         params.states = _states(states, rows).pointer
         params.token_bytes = int(found.dtype[3:]) // 8
         if allowed is not None:
