@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from flashtrie_cli.engine import cuda_draft
+from flashtrie_cli.engine import cuda_draft_layout
 from flashtrie_cli.engine.cuda_layout import TRIE
-from flashtrie_cli.engine.draft_plan import DraftConstraint, DraftPlan, DraftTrees, allocate
+from flashtrie_cli.engine.draft_plan import DraftConstraint, DraftPlan, DraftTrees, allocate, draft_ids
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKSPACE_ALIGNMENT = 256
@@ -75,18 +75,24 @@ class Emulator:
         memory, workspace = _workspace(plan, constraint is not None)
         chunks = 0
         if constraint is None or (constraint.scoring == "global" and plan.num_depths):
-            params, grid = cuda_draft.fill_params(plan, pointers, workspace, self.num_multiprocessors)
+            params, grid = cuda_draft_layout.fill_params(plan, pointers, workspace, self.num_multiprocessors)
             params.sums_only = int(constraint is not None)
             chunks = params.num_chunks
-            self._run("emulate_draft", params, *grid, cuda_draft.shared_bytes(plan))
+            self._run("emulate_draft", params, *grid, cuda_draft_layout.shared_bytes(plan))
         if constraint is not None:
-            starts = np.ascontiguousarray(constraint.start_states, np.uint32)
-            view, arrays = _view(constraint.trie)
-            held += [starts, *arrays]
-            pointers["start_states"] = starts.ctypes.data
-            legal = cuda_draft.fill_legal_params(plan, pointers, constraint, view, workspace, chunks)
-            self._run("emulate_legal", legal, plan.batch_size, cuda_draft.legal_shared_bytes(plan))
-        tickets = memory[: 4 * cuda_draft.num_tickets(plan)]
+            held.append(np.ascontiguousarray(constraint.start_states, np.uint32))
+            pointers["start_states"] = held[-1].ctypes.data
+            name, rules, num_tokens, arrays = _rules(constraint)
+            held += arrays
+            if vocab_map is not None:
+                held.append(draft_ids(np.asarray(vocab_map, np.int32), num_tokens))
+                pointers["draft_ids"] = held[-1].ctypes.data
+            legal = cuda_draft_layout.fill_legal_params(
+                plan, pointers, rules, workspace, renormalise=constraint.scoring == "renorm", num_chunks=chunks,
+                num_mapped=num_tokens,
+            )  # fmt: skip
+            self._run(name, legal, plan.batch_size, cuda_draft_layout.legal_shared_bytes(plan))
+        tickets = memory[: 4 * cuda_draft_layout.num_tickets(plan)]
         assert not tickets.any(), "tickets are not zero for the next launch"
         return out
 
@@ -108,10 +114,29 @@ def _placed(array: np.ndarray, shift: int) -> np.ndarray:
 
 def _workspace(plan: DraftPlan, constrained: bool) -> tuple[np.ndarray, int]:
     """Memory full of rubbish, but for the tickets."""
-    whole = np.full(cuda_draft.workspace_size(plan, constrained) + WORKSPACE_ALIGNMENT, 0xA5, np.uint8)
+    whole = np.full(cuda_draft_layout.workspace_size(plan, constrained) + WORKSPACE_ALIGNMENT, 0xA5, np.uint8)
     memory = whole[-whole.ctypes.data % WORKSPACE_ALIGNMENT :]
-    memory[: 4 * cuda_draft.num_tickets(plan)] = 0
+    memory[: 4 * cuda_draft_layout.num_tickets(plan)] = 0
     return memory, memory.ctypes.data
+
+
+def _rules(constraint: DraftConstraint) -> tuple[str, ctypes.Structure, int, list[np.ndarray]]:
+    """The emulated kernel, its rules, a bound of the token ids, and the arrays behind it all."""
+    trie = constraint.trie
+    if hasattr(trie, "vocab_size"):
+        lists, eos = trie.arrays, np.array(trie.eos, np.uint32)
+        held = [
+            np.ascontiguousarray(getattr(lists, name))
+            for name in ("rows", "entries", "far_entries", "far_targets")
+        ]
+        view = cuda_draft_layout.Masks(
+            *(array.ctypes.data for array in (*held, eos)), len(lists.labels), len(lists.far_entries), len(eos),
+            trie.vocab_size, trie.set.hop_bits,
+        )  # fmt: skip
+        return "emulate_masked", cuda_draft_layout.mask_rules(view), trie.vocab_size, [*held, eos]
+    view, held = _view(trie)
+    rules = cuda_draft_layout.trie_rules(view, constraint.end_token)
+    return "emulate_legal", rules, 1 << (16 + trie.high_width), held
 
 
 def _view(trie: Any) -> tuple[np.ndarray, list[np.ndarray]]:

@@ -131,6 +131,46 @@ def test_held_to_an_index(flashtrie: Run, words_index: Path, tmp_path: Path) -> 
         assert made["node_states"].dtype == np.uint32
 
 
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_held_to_token_masks(flashtrie: Run, tmp_path: Path, engine: str) -> None:
+    """Either kind of index; with a vocabulary map, the drafter's ids 0 to 3 are other tokens than 0 to 3."""
+    pytest.importorskip("flashtrie_cli._native")
+    from flashtrie_cli.query.token_masks import TokenMasks
+    from flashtrie_cli.trie.token_bytes import NORMAL, SPECIAL, TokenBytes
+
+    texts = ["o", "n", "off", "on", "of", "f"]
+    vocabulary = TokenBytes.from_tokens([(SPECIAL, b"</s>"), *((NORMAL, text.encode()) for text in texts)])
+    TokenMasks.from_strings(["on", "off"], vocabulary, eos=[0]).save(str(tmp_path / "masks.ft"))
+    logits = np.log([[1, 1, 1, 1, 1], [6, 2, 1, 1, 5], [1, 1, 1, 1, 1]]).astype(np.float32)
+    np.save(tmp_path / "logits.npy", logits)
+    np.save(tmp_path / "map.npy", np.array([6, 4, 3, 0, 5]))  # f, on, off, </s>, of
+    out = tmp_path / "tree.npz"
+    arguments = [
+        "--index",
+        tmp_path / "masks.ft",
+        "--vocab-map",
+        tmp_path / "map.npy",
+        "-k",
+        3,
+        "--engine",
+        engine,
+    ]
+    done = flashtrie("draft", tmp_path / "logits.npy", "-o", out, "--nodes", 7, *arguments)
+    assert done.returncode == 0, done.stderr
+    shown = flashtrie("draft", "--show", out, "--index", tmp_path / "masks.ft").stdout.decode().splitlines()
+    assert shown[2:] == [
+        "├─ 5 'of'  p 0.625  [1]",
+        "│  └─ 6 'f'  p 0.625  [2]",
+        "├─ 4 'on'  p 0.25  [3]",
+        "│  └─ 0 '</s>'  p 0.25  [4]",
+        "└─ 3 'off'  p 0.125  [5]",
+        "   └─ 0 '</s>'  p 0.125  [6]",
+    ]
+    refused = flashtrie("draft", tmp_path / "logits.npy", "-o", out, "--force", *arguments, "--eos", 0)
+    assert refused.returncode == 2
+    assert b"their own end-of-sequence ids" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

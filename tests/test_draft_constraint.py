@@ -255,8 +255,8 @@ def test_empty_trie_and_empty_key(engine: str, tmp_path: Path) -> None:
 def test_refusals(tmp_path: Path) -> None:
     logits = np.zeros((1, 3, 4), np.float32)
     index = index_of([(1,)], tmp_path)
-    with pytest.raises(UsageError, match="vocabulary map and a trie"):
-        build_draft_trees(logits, [0], [0], 4, 2, trie=index, vocab_map=[0, 1, 2, 3])
+    with pytest.raises(InputError, match="gives token 7 to two"):
+        build_draft_trees(logits, [0], [0], 4, 2, trie=index, vocab_map=[7, 1, 7, 3])
     with pytest.raises(InputError, match="start states"):
         build_draft_trees(logits, [0], [0], 4, 2, trie=index, start_states=[2])
     with pytest.raises(InputError, match="start states"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from draft_cases import (
 )
 
 from flashtrie_cli.build import build_index
-from flashtrie_cli.engine import cuda_draft
+from flashtrie_cli.engine import cuda_draft_layout as layout
 from flashtrie_cli.engine.draft_plan import OUTPUTS, DraftPlan
 from flashtrie_cli.errors import InputError, UsageError
 from flashtrie_cli.index import Index
@@ -30,6 +31,8 @@ from flashtrie_cli.query.draft import (
     draft_workspace_size,
     prepare_draft_trees,
 )
+from flashtrie_cli.query.token_masks import TokenMasks
+from flashtrie_cli.trie.token_bytes import NORMAL, SPECIAL, TokenBytes
 
 ROOT = Path(__file__).parent.parent
 PREFIX = (np.array([5], np.uint32), np.array([0, 1], np.int64))
@@ -42,41 +45,37 @@ def constants(name: str) -> dict[str, str]:
 
 def test_constants_are_the_kernels() -> None:
     block, kernel = constants("flashtrie/draft_block.cuh"), constants("kernels/draft.cu")
-    kernel |= constants("flashtrie/draft_pack.cuh")
-    assert int(block["kDraftThreads"]) == cuda_draft.THREADS
-    assert int(kernel["kThreadLogits"]) * cuda_draft.THREADS == cuda_draft.TILE_LOGITS
-    stride = int(block["kMergeCapacity"]) + int(block["kDraftMaxTopK"])
-    warps = cuda_draft.THREADS // 32
-    assert 8 * stride == cuda_draft.MERGE_BYTES
-    assert int(kernel["kBlocksAtOnce"]) == cuda_draft.BLOCKS_PER_MULTIPROCESSOR
-    # Keys, two sets of bounds, totals, sums, and the number of keys up to the next 16 bytes.
-    assert 8 * int(kernel["kListCapacity"]) + warps * (2 * 4 + 4 + 8) + 16 == cuda_draft.SCAN_BYTES
+    kernel |= constants("flashtrie/draft_pack.cuh") | constants("flashtrie/draft_grow.cuh")
+    assert int(block["kDraftThreads"]) == layout.THREADS
+    assert int(kernel["kThreadLogits"]) * layout.THREADS == layout.TILE_LOGITS
+    assert int(kernel["kBlocksAtOnce"]) == layout.BLOCKS_PER_MULTIPROCESSOR
 
 
-def test_structures_are_the_kernels() -> None:
+STRUCTURES = {
+    "DraftSizes": ("flashtrie/draft.cuh", layout.Sizes),
+    "DraftOutputs": ("flashtrie/draft.cuh", layout.Outputs),
+    "TrieView": ("flashtrie/trie.cuh", layout.Trie),
+    "TrieRules": ("flashtrie/draft_rules.cuh", layout.TrieRules),
+    "MaskView": ("flashtrie/masks.cuh", layout.Masks),
+    "MaskRules": ("flashtrie/draft_rules.cuh", layout.MaskRules),
+    "DraftIds": ("flashtrie/draft_rules.cuh", layout.DraftIds),
+    "DraftConstraint": (
+        "flashtrie/draft_rules.cuh",
+        dict(layout.LEGAL_PARAMS[layout.TrieRules]._fields_)["constraint"],
+    ),
+    "DraftParams": ("kernels/draft.cu", layout.DraftParams),
+    "LegalParams": ("kernels/draft_legal.cu", layout.LEGAL_PARAMS[layout.TrieRules]),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures_are_the_kernels(name: str) -> None:
     """Names and order of the fields that ctypes repeats."""
-    header, trie, kernel, legal = (
-        (ROOT / "cuda" / name).read_text()
-        for name in (
-            "flashtrie/draft.cuh",
-            "flashtrie/trie.cuh",
-            "kernels/draft.cu",
-            "kernels/draft_legal.cu",
-        )
-    )
-    constraint = dict(cuda_draft.LegalParams._fields_)["constraint"]
-    for name, text, twin in (
-        ("DraftSizes", header, cuda_draft.DraftParams._fields_[0][1]),
-        ("DraftOutputs", header, cuda_draft.DraftParams._fields_[1][1]),
-        ("DraftConstraint", header, constraint),
-        ("TrieView", trie, constraint._fields_[0][1]),
-        ("DraftParams", kernel, cuda_draft.DraftParams),
-        ("LegalParams", legal, cuda_draft.LegalParams),
-    ):
-        body = re.search(rf"struct {name} {{\n(.*?)\n(?:}};|\n)", text, re.DOTALL)
-        assert body, name
-        fields = re.findall(r"^  (?:const )?[\w]+\*? (\w+);", body.group(1), re.MULTILINE)
-        assert fields == [field[0] for field in twin._fields_], name
+    file, twin = STRUCTURES[name]
+    body = re.search(rf"struct {name} {{\n(.*?)\n(?:}};|\n)", (ROOT / "cuda" / file).read_text(), re.DOTALL)
+    assert body
+    fields = re.findall(r"^  (?:const )?[\w<>]+\*? (\w+);", body.group(1), re.MULTILINE)
+    assert fields == [field[0] for field in twin._fields_]
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +295,59 @@ class TestOnDevice:
         copied = build_on_host(given, num_nodes, 8, engine="cuda", start_states=starts, **held)
         for name, array in found.arrays().items():
             assert np.array_equal(getattr(copied, name).view(array.dtype), array), name
+
+    @pytest.mark.parametrize("scoring", ["global", "renorm"])
+    @pytest.mark.parametrize("logit_type", ["float32", "bfloat16"])
+    @pytest.mark.parametrize("mapped", [False, True])
+    def test_held_to_masks(self, torch: Any, scoring: str, logit_type: str, mapped: bool) -> None:
+        """A dense root, two end-of-sequence ids, a drafter's own vocabulary; uploaded at once or before."""
+        rng = np.random.default_rng(12)
+        letters = list("abcdefghijklmno")
+        words = ["".join(word) for size in (1, 2, 3) for word in itertools.product(letters, repeat=size)]
+        pieces = [(SPECIAL, b"</s>"), *((NORMAL, word.encode()) for word in words), (SPECIAL, b"<eot>")]
+        members = ["".join(rng.choice(letters, rng.integers(0, 9))) for _ in range(3_000)]
+        masks = TokenMasks.from_strings(members, TokenBytes.from_tokens(pieces), eos=[0, len(words) + 1])
+        vocab = len(words) - 7
+        logits = random_logits(rng, 4, 7, vocab)
+        given = to_bfloat16(logits) if logit_type == "bfloat16" else logits
+        starts = np.array([0, rng.integers(masks.num_nodes), masks.ended, NO_STATE])
+        held: dict[str, Any] = {"scoring": scoring, "logit_type": logit_type}
+        if mapped:
+            held["vocab_map"] = rng.permutation(len(pieces))[:vocab]
+        wanted = build_on_host(given, 70, 8, trie=masks, engine="cpu", start_states=starts, **held)
+        device_starts = torch.from_numpy(starts.astype(np.uint32).view(np.int32)).cuda()
+        for trie in (masks, masks, masks.on_device()):
+            found = build(torch, given, 70, 8, trie=trie, start_states=device_starts, **held)
+            assert_same_trees(found, wanted)
+        copied = build_on_host(given, 70, 8, trie=masks, engine="cuda", start_states=starts, **held)
+        for name, array in found.arrays().items():
+            assert np.array_equal(getattr(copied, name).view(array.dtype), array), name
+
+    @pytest.mark.parametrize("scoring", ["global", "renorm"])
+    def test_a_vocabulary_of_its_own_with_a_trie(self, torch: Any, tmp_path: Path, scoring: str) -> None:
+        rng = np.random.default_rng(13)
+        keys = {tuple(map(int, rng.integers(0, 70_000, rng.integers(1, 5)))) for _ in range(4_000)}
+        build_index([list(key) for key in sorted(keys)], str(tmp_path / "keys.ft"))
+        index = Index.open(str(tmp_path / "keys.ft"), engine="cuda")
+        mapping = rng.permutation(80_000)[:32_000]
+        logits = random_logits(rng, 3, 6, len(mapping))
+        held = {"trie": index, "scoring": scoring, "end_token": 7, "vocab_map": mapping}
+        found = build(torch, logits, 64, 8, **held)
+        assert_same_trees(found, build_on_host(logits, 64, 8, engine="cpu", **held))
+        mapping[5] = mapping[6]
+        with pytest.raises(InputError, match="to two of the drafter's ids"):
+            build(torch, logits, 64, 8, **held)
+
+    @pytest.mark.parametrize("num_nodes", [16, 32, 33, 64, 128, 256])
+    @pytest.mark.parametrize("lead", [12.0, 6.0, 3.0])
+    def test_deep_trees(self, torch: Any, num_nodes: int, lead: float) -> None:
+        """A drafter that is sure of itself, on a longer block than is merged at once."""
+        rng = np.random.default_rng(num_nodes)
+        logits = random_logits(rng, 3, 24, 5_000, scale=1.0)
+        logits[:, :, 17] += lead
+        logits[:, 1::2, 23] += lead - 0.5
+        found = build(torch, logits, num_nodes, 8)
+        assert_same_trees(found, build_on_host(logits, num_nodes, 8))
 
     def test_refusals(self, torch: Any) -> None:
         logits, integers = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from draft_cases import Case, assert_invariants, assert_same_trees, random_logit
 from draft_emulator import Emulator, compile_library
 
 from flashtrie_cli.build import build_index
-from flashtrie_cli.engine import cuda_draft
+from flashtrie_cli.engine import cuda_draft_layout
 from flashtrie_cli.engine.draft_plan import NO_STATE, DraftConstraint, DraftPlan, DraftTrees
 from flashtrie_cli.index import Index
 from flashtrie_cli.query.draft import build_draft_trees
+from flashtrie_cli.query.token_masks import TokenMasks
+from flashtrie_cli.trie.token_bytes import NORMAL, SPECIAL, TokenBytes
 
 pytest.importorskip("flashtrie_cli._native")
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to compile the kernels with")
@@ -28,8 +31,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def test_structures_have_the_kernels_sizes(library: ctypes.CDLL) -> None:
-    assert library.draft_params_size() == ctypes.sizeof(cuda_draft.DraftParams)
-    assert library.legal_params_size() == ctypes.sizeof(cuda_draft.LegalParams)
+    assert library.draft_params_size() == ctypes.sizeof(cuda_draft_layout.DraftParams)
+    for name, rules in (("legal", cuda_draft_layout.TrieRules), ("masked", cuda_draft_layout.MaskRules)):
+        size = getattr(library, f"{name}_params_size")()
+        assert size == ctypes.sizeof(cuda_draft_layout.LEGAL_PARAMS[rules])
 
 
 @pytest.mark.parametrize("case", vectors(), ids=lambda case: case.name)
@@ -113,6 +118,25 @@ def test_random(
     )
 
 
+@pytest.mark.parametrize("num_nodes", [7, 32, 33, 65, 128])
+@pytest.mark.parametrize(("lead", "tie"), [(12.0, False), (4.0, False), (2.0, True), (0.0, True)])
+def test_deep_trees(library: ctypes.CDLL, num_nodes: int, lead: float, tie: bool) -> None:
+    """A drafter that is sure of itself: trees that go to the last depth, node by node or level by level."""
+    rng = np.random.default_rng(num_nodes)
+    logits = random_logits(rng, 2, 20, 300, scale=1.0)
+    logits[:, :, 17] += lead
+    logits[:, 1::2, 23] += lead - 0.5
+    if tie:
+        logits = np.round(logits)
+    logits[1, 14] = -np.inf  # nothing is deeper
+    plan = DraftPlan(2, 20, 300, num_nodes, 5)
+    found = Emulator(library).build(plan, logits, [1, 2], [3, 4])
+    assert_invariants(found, num_nodes, [3, 4])
+    assert_same_trees(found, build_draft_trees(logits, [1, 2], [3, 4], num_nodes, 5, engine="cpu"))
+    if lead == 12 and num_nodes >= 32:
+        assert found.node_depths.max(axis=1).min() >= 8
+
+
 def test_order_of_threads_changes_nothing(library: ctypes.CDLL) -> None:
     logits = np.round(random_logits(np.random.default_rng(1), 2, 4, 9_000) * 2) / 2
     plan, emulator = DraftPlan(2, 4, 9_000, 40, 6), Emulator(library)
@@ -166,3 +190,68 @@ def test_held_to_a_trie(
     )  # fmt: skip
     assert_same_trees(found, wanted)
     assert found.node_states[:, 0].tolist() == wanted.node_states[:, 0].tolist()
+
+
+@pytest.mark.parametrize("scoring", ["global", "renorm"])
+@pytest.mark.parametrize("logit_type", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("num_members", "top_k", "num_nodes", "shape"),
+    [(3, 4, 20, "random"), (400, 8, 128, "random"), (400, 3, 33, "few values"), (3_000, 32, 256, "equal")],
+)  # fmt: skip
+@pytest.mark.parametrize("mapped", [False, True])
+def test_held_to_masks(
+    library: ctypes.CDLL,
+    scoring: str,
+    logit_type: str,
+    num_members: int,
+    top_k: int,
+    num_nodes: int,
+    shape: str,
+    mapped: bool,
+) -> None:
+    """Narrow and dense rows, two end-of-sequence ids, a drafter's own vocabulary."""
+    rng = np.random.default_rng(num_members)
+    letters = list("abcdefghijklmno")
+    words = ["".join(word) for size in (1, 2, 3) for word in itertools.product(letters, repeat=size)]
+    vocabulary = TokenBytes.from_tokens(
+        [(SPECIAL, b"</s>"), *((NORMAL, word.encode()) for word in words), (SPECIAL, b"<eot>")]
+    )
+    members = ["".join(rng.choice(letters, rng.integers(0, 9))) for _ in range(num_members)]
+    masks = TokenMasks.from_strings(members, vocabulary, eos=[0, len(words) + 1])
+    vocab = len(words) - 7
+    mapping = rng.permutation(len(vocabulary))[:vocab] if mapped else None
+    logits = as_type(shaped(rng, shape, random_logits(rng, 3, 5, vocab)), logit_type)
+    starts = np.array([0, rng.integers(masks.num_nodes), masks.ended])
+    plan = DraftPlan(3, 5, vocab, num_nodes, top_k, logit_type=logit_type)
+    held = DraftConstraint(masks, scoring, starts)
+    found = Emulator(library).build(plan, logits, [1, 2, 3], [4, 5, 6], constraint=held, vocab_map=mapping)
+    assert_invariants(found, num_nodes, [4, 5, 6])
+    wanted = build_draft_trees(
+        logits, [1, 2, 3], [4, 5, 6], num_nodes, top_k, trie=masks, scoring=scoring, start_states=starts,
+        engine="cpu", logit_type=logit_type, vocab_map=mapping,
+    )  # fmt: skip
+    assert_same_trees(found, wanted)
+    assert found.node_states[:, 0].tolist() == starts.tolist()
+
+
+@pytest.mark.parametrize("scoring", ["global", "renorm"])
+@pytest.mark.parametrize("end_token", [None, 17])
+@pytest.mark.parametrize("shape", ["random", "equal"])
+def test_held_to_a_trie_with_a_vocabulary_of_its_own(
+    library: ctypes.CDLL, tmp_path: Path, scoring: str, end_token: int | None, shape: str
+) -> None:
+    rng = np.random.default_rng(9)
+    build_index(keys_of(rng, 2_000, 1_500), str(tmp_path / "keys.ft"))
+    index: Any = Index.open(str(tmp_path / "keys.ft"), engine="cpu")
+    mapping = rng.permutation(1 << 17)[:3_000]
+    mapping[:1_000] = rng.permutation(2_000)[:1_000]
+    mapping = np.array([*dict.fromkeys(mapping.tolist())])
+    logits = shaped(rng, shape, random_logits(rng, 2, 6, len(mapping)))
+    plan = DraftPlan(2, 6, len(mapping), 90, 6)
+    held = DraftConstraint(index.engine.trie, scoring, np.zeros(2, np.int64), end_token)
+    found = Emulator(library).build(plan, logits, [1, 2], [4, 5], constraint=held, vocab_map=mapping)
+    assert_invariants(found, 90, [4, 5])
+    wanted = build_draft_trees(
+        logits, [1, 2], [4, 5], 90, 6, trie=index, scoring=scoring, end_token=end_token, engine="cpu",
+        vocab_map=mapping,
+    )  # fmt: skip
+    assert_same_trees(found, wanted)

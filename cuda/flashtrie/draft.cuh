@@ -51,14 +51,6 @@ struct DraftOutputs {
   uint32_t* node_states;          // [B, N], or null without a constraint
 };
 
-// A token trie that the tree must not leave.
-struct DraftConstraint {
-  TrieView trie;
-  const uint32_t* start_states;  // [B], or null: the trie's root
-  int64_t end_token;             // legal where a key ends; -1: keys end without a token
-  int32_t renormalise;           // over each node's legal tokens, instead of the whole vocabulary
-};
-
 FT_HD float child_log_prob(float logit, float lse) {
   const float difference = logit - lse;
   return difference < 0.0f ? difference : 0.0f;
@@ -66,46 +58,5 @@ FT_HD float child_log_prob(float logit, float lse) {
 
 // Neither NaN nor +inf.
 FT_HD bool is_good_logit(float x) { return x < __builtin_inff(); }
-
-// The legal tokens of one trie state in ascending order, numbered from 0: its children, and where a key ends the
-// end token at its place among them.
-struct LegalTokens {
-  ChildRange children;
-  uint32_t end_rank;  // number of the end token, or kNoNode where it is not legal
-  uint32_t end_token;
-
-  FT_HD uint32_t count() const { return children.fan_out() + (end_rank != kNoNode ? 1 : 0); }
-
-  // Child of the i-th legal token, kNoNode for the end token.
-  FT_HD uint32_t state(uint32_t i) const {
-    if (i == end_rank) return kNoNode;
-    return children.first + i - (i > end_rank ? 1 : 0);
-  }
-
-  FT_HD uint32_t token(const TrieView& trie, uint32_t i) const {
-    const uint32_t child = state(i);
-    return child == kNoNode ? end_token : label(trie, child);
-  }
-};
-
-FT_HD LegalTokens legal_tokens(const TrieView& trie, uint32_t node, int64_t end_token) {
-  LegalTokens legal{{0, 0}, kNoNode, 0};
-  if (node == kNoNode) return legal;
-  legal.children = child_range(trie, node);
-  if (end_token < 0 || !is_terminal(trie, node)) return legal;
-  uint32_t low = legal.children.first, high = legal.children.last;
-  while (low < high) {
-    const uint32_t middle = low + ((high - low) >> 1);
-    if (label(trie, middle) < static_cast<uint32_t>(end_token))
-      low = middle + 1;
-    else
-      high = middle;
-  }
-  // A child with that very label keeps its own state.
-  if (low < legal.children.last && label(trie, low) == static_cast<uint32_t>(end_token)) return legal;
-  legal.end_rank = low - legal.children.first;
-  legal.end_token = static_cast<uint32_t>(end_token);
-  return legal;
-}
 
 }  // namespace flashtrie

@@ -2,7 +2,6 @@
 //
 // Contracts, all deterministic:
 //   keep_best  n unique keys -> the top_k largest, descending
-//   grow       candidate lists -> the tree of draft.cuh, in its order
 #pragma once
 #include "draft.cuh"
 
@@ -64,19 +63,29 @@ __device__ __forceinline__ float fast_exp(float x) {
 #endif
 }
 
-// A sum of exponentials relative to `peak`; relative to 0 where the peak is -inf, so that nothing becomes NaN that
-// wasn't. NaN and +inf among the terms make the sum NaN.
+// A sum of exponentials relative to `base`, which is one of the terms that went into it and near enough to the largest;
+// relative to 0 where the base is -inf, so that nothing becomes NaN that wasn't. NaN and +inf among the terms make the sum
+// NaN.
 struct ExpSum {
-  float peak;
+  float base;
   float sum;
 };
 
-__device__ __forceinline__ float exp_base(float peak) { return peak == -INFINITY ? 0.0f : peak; }
+__device__ __forceinline__ float exp_base(float base) { return base == -INFINITY ? 0.0f : base; }
+
+__device__ __forceinline__ float log_sum(ExpSum sum) { return sum.base + logf(sum.sum); }
+
+__device__ __forceinline__ bool is_bad_sum(ExpSum sum) { return !(sum.sum < INFINITY) || sum.base == INFINITY; }
+
+__device__ __forceinline__ ExpSum join(ExpSum a, ExpSum b) {
+  const float base = fmaxf(a.base, b.base), origin = exp_base(base);
+  return {base, a.sum * fast_exp(a.base - origin) + b.sum * fast_exp(b.base - origin)};
+}
 
 // Partial sums of a warp's lanes, brought to one.
 __device__ __forceinline__ ExpSum warp_join(ExpSum part) {
-  const float peak = score_of(warp_max(ordered_score(part.peak)));
-  return {peak, warp_sum(part.sum * fast_exp(part.peak - exp_base(peak)))};
+  const float base = score_of(warp_max(ordered_score(part.base)));
+  return {base, warp_sum(part.sum * fast_exp(part.base - exp_base(base)))};
 }
 
 // A row's sum of exponentials from those of its chunks; one warp.
@@ -86,20 +95,33 @@ __device__ __forceinline__ ExpSum merge_sums(const ExpSum* sums, int num_chunks,
   for (int first = 0; first < num_chunks; first += 32) {
     float2 part = make_float2(-INFINITY, 0.0f);
     if (first + lane < num_chunks) part = __ldcg(reinterpret_cast<const float2*>(sums) + first + lane);
-    const ExpSum batch = warp_join({part.x, part.y});
-    const float peak = fmaxf(joined.peak, batch.peak), base = exp_base(peak);
-    joined = {peak, joined.sum * fast_exp(joined.peak - base) + batch.sum * fast_exp(batch.peak - base)};
+    joined = join(joined, warp_join({part.x, part.y}));
   }
   return joined;
 }
 
+// A word from global to shared memory while the thread goes on, until copies_are_there().
+__device__ __forceinline__ void copy_later(int32_t* to, const int32_t* from) {
+#if __CUDA_ARCH__ >= 800
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
+#else
+  *to = *from;
+#endif
+}
+
+__device__ __forceinline__ void copies_are_there() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
 // A lower bound of the top_k-th largest of all lanes' values, given each lane's largest: the smallest of the maxima of
-// num_groups >= top_k groups of lanes. About top_k * ln(top_k) values reach it when their order is random. A group
-// takes every num_groups-th lane, so that lanes left without a value don't leave a group without one.
-__device__ __forceinline__ uint32_t group_bound(uint32_t lane_max, int num_groups) {
-#pragma unroll 1
-  for (int step = 16; step >= num_groups; step >>= 1)
-    lane_max = max(lane_max, __shfl_xor_sync(kWholeWarp, lane_max, step));
+// groups of lanes, 32, 16 or 8 of them, but at least top_k. A group takes every 16th or 8th lane, so that lanes left without
+// a value don't leave a group without one.
+__device__ __forceinline__ uint32_t group_bound(uint32_t lane_max, int top_k) {
+  if (top_k <= 16) lane_max = max(lane_max, __shfl_xor_sync(kWholeWarp, lane_max, 16));
+  if (top_k <= 8) lane_max = max(lane_max, __shfl_xor_sync(kWholeWarp, lane_max, 8));
   return warp_min(lane_max);
 }
 
@@ -124,9 +146,28 @@ __device__ __forceinline__ int rank_among(const uint64_t* list, int n, uint64_t 
   return rank;
 }
 
-// One warp: the top_k largest of the n <= kMergeCapacity unique keys in `list`, sorted to its front; returns how many.
-__device__ __forceinline__ int keep_best(uint64_t* list, int n, int top_k, int lane) {
-  uint64_t* sorted = list + kMergeCapacity;
+// How many of the n keys at `list` come before `key`, looked at by a group of `lanes` lanes, a power of two, of which this is
+// the `own`-th. The whole warp calls it; every lane of a group gets its number. `before(other)` is false of the key itself.
+template <typename Before>
+__device__ __forceinline__ int count_by_lanes(const uint64_t* list, int n, uint64_t key, int own, int lanes,
+                                              const Before& before) {
+  int count = 0;
+#pragma unroll 1
+  for (int first = own; first < n; first += 4 * lanes) {
+    uint64_t others[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) others[i] = first + i * lanes < n ? list[first + i * lanes] : key;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) count += before(others[i]) ? 1 : 0;
+  }
+#pragma unroll 1
+  for (int step = lanes >> 1; step > 0; step >>= 1) count += __shfl_xor_sync(kWholeWarp, count, step);
+  return count;
+}
+
+// One warp: the top_k largest of the n unique keys in `list`, sorted to its front; returns how many. `sorted` has room for
+// top_k.
+__device__ __forceinline__ int keep_best(uint64_t* list, uint64_t* sorted, int n, int top_k, int lane) {
 #pragma unroll 1
   for (int i = lane; i < n; i += 32) {
     const uint64_t key = list[i];
@@ -140,130 +181,59 @@ __device__ __forceinline__ int keep_best(uint64_t* list, int n, int top_k, int l
   return num_kept;
 }
 
-// Candidate lists in shared memory. A row has top_k costs (negated log-probs) and two that end it, and there are two rows
-// of ends behind the last depth, so that growth never checks a bound: an end is NaN, and so is every sum with it.
-struct DraftLists {
-  float* costs;   // [num_depths + 2, stride]
-  uint32_t* ids;  // [num_depths, stride]
-  int stride;     // top_k + 2
-
-  __device__ static float end() { return __uint_as_float(0x7fffffffu); }
-};
-
-// The next offers of one node.
-struct alignas(16) DraftOffer {
-  float sibling;     // what the node offers once the child it offers is taken
-  float grandchild;  // the offered child's own first offer
-  uint32_t places;   // where the lists have its own first child's first child << 16 | the child it offers
-  float cost;        // of the node
-};
-
 // Where a node came from.
 struct alignas(8) DraftOrigin {
   uint32_t parent;
   uint32_t place;  // of the node in the lists
 };
 
-// The grown tree in shared memory.
-struct DraftNodes {
-  DraftOffer* offers;    // [N]
-  DraftOrigin* origins;  // [N]; the root's means nothing
-};
-
-// One warp grows the tree. Costs are not negative, so that their bits compare like themselves; node i's offered cost
-// lives in slot i / 32 of lane i % 32, everything else about its offers in shared memory. A pick costs two warp-wide
-// minima (the cost, then the lowest parent that offers it) and one read; what follows from a pick is computed in the
-// shadow of the next one's first minimum. A warp alone takes some five cycles an instruction, so there are few, and no
-// branches. Returns the number of nodes.
-template <int kSlots>
-__device__ __forceinline__ int grow(const DraftLists& lists, const DraftNodes& nodes, int num_nodes) {
-  const uint32_t lane = threadIdx.x & 31, stride = static_cast<uint32_t>(lists.stride);
-  uint32_t offered[kSlots];
-#pragma unroll
-  for (int slot = 0; slot < kSlots; ++slot) offered[slot] = ~0u;
-  if (lane == 0) offered[0] = __float_as_uint(lists.costs[0]);
-  // Of the last pick, even lanes keep the parent's next offers and odd lanes the new node's; at first both the root's.
-  uint32_t owner = 0, child = 0, below = stride;
-  float cost = 0.0f, offer = lists.costs[0], next = lists.costs[1], next_below = lists.costs[stride];
-  uint32_t node = 1;
+// Masks of all nodes as words [N, W]: the ancestors of each, itself and the root included; padding has none, or itself.
+// The whole block writes them, a thread a node.
+template <typename ParentOf>
+__device__ __forceinline__ void collect_masks(const DraftSizes& sizes, int valid, uint32_t* masks,
+                                              const ParentOf& parent_of) {
+  const int words = sizes.mask_words();
 #pragma unroll 1
-  while (true) {
-    uint32_t best = offered[0];
-#pragma unroll
-    for (int slot = 1; slot < kSlots; ++slot) best = min(best, offered[slot]);
-    best = warp_min(best);
-    __syncwarp();  // all lanes have read what this overwrites
-    if (lane < 2) nodes.offers[owner] = {cost + next, offer + next_below, below << 16 | child, cost};
-    uint32_t parent = ~0u;
-#pragma unroll
-    for (int slot = kSlots - 1; slot >= 0; --slot) parent = offered[slot] == best ? slot * 32 + lane : parent;
-    parent = warp_min(parent);
-    if (best > kWorstCost || node == static_cast<uint32_t>(num_nodes)) break;
-    __syncwarp();
-    const DraftOffer taken = nodes.offers[parent];
-    const uint32_t taken_child = taken.places & 0xffff, taken_below = taken.places >> 16;
-#pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
-      offered[slot] = slot * 32 + lane == parent ? __float_as_uint(taken.sibling) : offered[slot];
-      offered[slot] = slot * 32 + lane == node ? __float_as_uint(taken.grandchild) : offered[slot];
+  for (int i = threadIdx.x; i < sizes.num_nodes; i += kDraftThreads) {
+    uint32_t* mask = masks + i * words;
+#pragma unroll 1
+    for (int word = 0; word < words; ++word) mask[word] = 0;
+    if (i < valid) {
+      mask[0] = 1;
+#pragma unroll 1
+      for (uint32_t node = i; node != 0; node = parent_of(node)) mask[node >> 5] |= 1u << (node & 31);
+    } else if (sizes.self_padding) {
+      mask[i >> 5] = 1u << (i & 31);
     }
-    const bool is_new = lane & 1;
-    owner = is_new ? node : parent;
-    child = is_new ? taken_below : taken_child + 1;
-    below = is_new ? taken_below + stride : taken_below;
-    cost = is_new ? __uint_as_float(best) : taken.cost;
-    offer = is_new ? taken.grandchild : taken.sibling;
-    next = lists.costs[child + 1];
-    next_below = lists.costs[below];
-    if (lane == 0) nodes.origins[node] = {parent, taken_child};
-    ++node;
-  }
-  return static_cast<int>(node);
-}
-
-// Words of the nodes' masks: the ancestors of each, itself and the root included; the whole block writes them.
-__device__ __forceinline__ void collect_masks(const DraftOrigin* origins, int valid, int words, uint32_t* masks) {
-#pragma unroll 1
-  for (int at = threadIdx.x; at < valid * words; at += kDraftThreads) {
-    const uint32_t word = static_cast<uint32_t>(at % words);
-    uint32_t bits = word == 0 ? 1 : 0;
-#pragma unroll 1
-    for (uint32_t node = static_cast<uint32_t>(at / words); node != 0; node = origins[node].parent)
-      bits |= node >> 5 == word ? 1u << (node & 31) : 0;
-    masks[at] = bits;
   }
 }
 
 // Bytes of 0 or 1 from the low four bits.
 __device__ __forceinline__ uint32_t spread4(uint32_t bits) { return ((bits & 15) * 0x00204081u) & 0x01010101u; }
 
-// The mask of node i; padding nodes have none, or themselves.
-__device__ __forceinline__ uint32_t mask_word(const uint32_t* masks, const DraftSizes& sizes, int valid, int i,
-                                              int word) {
-  if (i < valid) return masks[i * sizes.mask_words() + word];
-  return sizes.self_padding && word == i / 32 ? 1u << (i % 32) : 0;
-}
-
 // The whole block writes the masks of one batch row.
 __device__ __forceinline__ void write_masks(const DraftSizes& sizes, const DraftOutputs& out, int64_t batch,
-                                            const uint32_t* masks, int valid) {
+                                            const uint32_t* masks) {
   const int size = sizes.num_nodes, words = sizes.mask_words();
   int32_t* packed = out.packed_ancestor_mask + batch * size * words;
-  for (int at = threadIdx.x; at < size * words; at += kDraftThreads)
-    packed[at] = static_cast<int32_t>(mask_word(masks, sizes, valid, at / words, at % words));
+#pragma unroll 1
+  for (int at = threadIdx.x; at < size * words; at += kDraftThreads) packed[at] = static_cast<int32_t>(masks[at]);
   int8_t* bytes = out.ancestor_mask + batch * size * size;
   if (size % 16 == 0 && reinterpret_cast<uintptr_t>(out.ancestor_mask) % 16 == 0) {
-    const int pieces = size / 16;
-    for (int at = threadIdx.x; at < size * pieces; at += kDraftThreads) {
-      const int i = at / pieces, piece = at % pieces;
-      const uint32_t bits = mask_word(masks, sizes, valid, i, piece / 2) >> (piece % 2 * 16);
-      reinterpret_cast<uint4*>(bytes)[at] =
+    const int pieces = size / 16, shift = 32 - __clz(pieces - 1);
+#pragma unroll 1
+    for (int at = threadIdx.x; at < size << shift; at += kDraftThreads) {
+      const int i = at >> shift, piece = at & ((1 << shift) - 1);
+      if (piece >= pieces) continue;
+      const uint32_t bits = masks[i * words + piece / 2] >> (piece % 2 * 16);
+      reinterpret_cast<uint4*>(bytes)[i * pieces + piece] =
           make_uint4(spread4(bits), spread4(bits >> 4), spread4(bits >> 8), spread4(bits >> 12));
     }
   } else {
+#pragma unroll 1
     for (int at = threadIdx.x; at < size * size; at += kDraftThreads) {
-      const int key = at % size;
-      bytes[at] = static_cast<int8_t>((mask_word(masks, sizes, valid, at / size, key / 32) >> (key % 32)) & 1);
+      const int i = at / size, key = at - i * size;
+      bytes[at] = static_cast<int8_t>((masks[i * words + key / 32] >> (key % 32)) & 1);
     }
   }
 }

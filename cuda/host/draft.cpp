@@ -31,23 +31,31 @@ struct RowFacts {
   int32_t count;  // candidates
 };
 
+// A legal token: the drafter's id for it, and its number among the node's legal tokens.
+struct LegalId {
+  uint32_t id, number;
+  bool operator<(const LegalId& other) const { return id < other.id; }
+};
+
 struct Scratch {
   LogitScan scan;
   DraftTree tree;
+  std::vector<LegalId> legal;
   std::vector<float> values;
   std::deque<std::vector<DraftCandidate>> lists;  // one for each node of a constrained tree; addresses stay
 };
 
+template <typename Rules>
 class Build {
  public:
-  Build(const DraftSizes& sizes, const DraftInputs& inputs, const DraftConstraint* constraint,
+  Build(const DraftSizes& sizes, const DraftInputs& inputs, const DraftConstraint<Rules>* constraint,
         const DraftOutputs& outputs)
       : sizes_(sizes), inputs_(inputs), constraint_(constraint), outputs_(outputs) {}
 
   void run(int num_threads) {
     num_threads = std::max(num_threads, 1);
     std::vector<Scratch> scratch;
-    for (int i = 0; i < num_threads; ++i) scratch.push_back({{}, DraftTree(sizes_), {}, {}});
+    for (int i = 0; i < num_threads; ++i) scratch.push_back({{}, DraftTree(sizes_), {}, {}, {}});
     rows_.resize(static_cast<size_t>(sizes_.batch_size * sizes_.num_depths()));
     if (!constraint_) candidates_.resize(rows_.size() * static_cast<size_t>(sizes_.top_k));
     if (!constraint_ || !constraint_->renormalise)
@@ -100,17 +108,14 @@ class Build {
 
   // The logits of all legal tokens, whatever their number: none is lost to top_k.
   DraftOffers legal_offers(Scratch& scratch, int64_t batch, const DraftNode& node, bool& is_bad) {
-    const TrieView& trie = constraint_->trie;
+    const Rules& rules = constraint_->rules;
     const RowFacts& facts = rows_[static_cast<size_t>(batch * sizes_.num_depths() + node.depth)];
     if (!constraint_->renormalise && facts.is_bad) return {};
-    const LegalTokens legal = legal_tokens(trie, node.state, constraint_->end_token);
+    const typename Rules::Legal legal = rules.legal(node.state);
+    list_ids(rules, legal, scratch.legal);
     const char* row = row_at(sizes_, inputs_.logits, batch, node.depth);
     scratch.values.clear();
-    for (uint32_t i = 0; i < legal.count(); ++i) {
-      const uint32_t token = legal.token(trie, i);
-      if (token >= static_cast<uint32_t>(sizes_.vocab_size)) break;  // tokens ascend
-      scratch.values.push_back(logit_at(row, type(), token));
-    }
+    for (const LegalId& token : scratch.legal) scratch.values.push_back(logit_at(row, type(), token.id));
     LogitScan& scan = scratch.scan;
     scan.clear(sizes_.top_k);
     scan.feed(scratch.values.data(), static_cast<int64_t>(scratch.values.size()));
@@ -120,16 +125,30 @@ class Build {
     }
     const float lse = constraint_->renormalise ? scan.log_sum_exp() : facts.lse;
     std::vector<DraftCandidate>& kept = scratch.lists.emplace_back();
-    for (const ScannedValue& value : scan.take_best())
-      kept.push_back({child_log_prob(value.logit, lse), legal.token(trie, value.position),
-                      legal.state(value.position)});
+    for (const ScannedValue& value : scan.take_best()) {
+      const LegalId& token = scratch.legal[value.position];
+      kept.push_back({child_log_prob(value.logit, lse), token.id, rules.state(legal, token.number)});
+    }
     const bool has_more = scan.num_finite() > static_cast<uint32_t>(sizes_.top_k);
     return {kept.data(), static_cast<int32_t>(kept.size()), has_more};
   }
 
+  // The legal tokens that the drafter knows, by ascending id, so that ties go to the lower one.
+  void list_ids(const Rules& rules, const typename Rules::Legal& legal, std::vector<LegalId>& ids) const {
+    ids.clear();
+    for (uint32_t number = 0; number < legal.count(); ++number) {
+      const uint32_t id = constraint_->ids(rules.token(legal, number));
+      if (id < static_cast<uint32_t>(sizes_.vocab_size)) ids.push_back({id, number});
+    }
+    // Mostly in order, but for end tokens behind the others.
+    const auto unsorted = std::is_sorted_until(ids.begin(), ids.end());
+    std::sort(unsorted, ids.end());
+    std::inplace_merge(ids.begin(), unsorted, ids.end());
+  }
+
   const DraftSizes& sizes_;
   const DraftInputs& inputs_;
-  const DraftConstraint* constraint_;
+  const DraftConstraint<Rules>* constraint_;
   const DraftOutputs& outputs_;
   std::vector<RowFacts> rows_;              // [B, num_depths]
   std::vector<DraftCandidate> candidates_;  // [B, num_depths, top_k], without a constraint
@@ -137,9 +156,20 @@ class Build {
 
 }  // namespace
 
-void build_draft_trees(const DraftSizes& sizes, const DraftInputs& inputs, const DraftConstraint* constraint,
-                       const DraftOutputs& outputs, int num_threads) {
-  Build(sizes, inputs, constraint, outputs).run(num_threads);
+void build_draft_trees(const DraftSizes& sizes, const DraftInputs& inputs, const DraftOutputs& outputs,
+                       int num_threads) {
+  Build<TrieRules>(sizes, inputs, nullptr, outputs).run(num_threads);
 }
+
+template <typename Rules>
+void build_held_draft_trees(const DraftSizes& sizes, const DraftInputs& inputs, const DraftConstraint<Rules>& constraint,
+                            const DraftOutputs& outputs, int num_threads) {
+  Build<Rules>(sizes, inputs, &constraint, outputs).run(num_threads);
+}
+
+template void build_held_draft_trees(const DraftSizes&, const DraftInputs&, const DraftConstraint<TrieRules>&,
+                                     const DraftOutputs&, int);
+template void build_held_draft_trees(const DraftSizes&, const DraftInputs&, const DraftConstraint<MaskRules>&,
+                                     const DraftOutputs&, int);
 
 }  // namespace flashtrie

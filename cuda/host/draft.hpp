@@ -1,6 +1,6 @@
 // Draft trees on the CPU: the schedule over batch rows and depths. The rules are in flashtrie/draft.cuh.
 #pragma once
-#include "flashtrie/draft.cuh"
+#include "flashtrie/draft_rules.cuh"
 
 namespace flashtrie {
 
@@ -11,8 +11,12 @@ struct DraftInputs {
   const int32_t* vocab_map;     // [V], or null
 };
 
-// Build the trees of all batch rows with `num_threads` threads (at least 1). `constraint` may be null.
-void build_draft_trees(const DraftSizes& sizes, const DraftInputs& inputs, const DraftConstraint* constraint,
-                       const DraftOutputs& outputs, int num_threads);
+// Build the trees of all batch rows with `num_threads` threads (at least 1).
+void build_draft_trees(const DraftSizes& sizes, const DraftInputs& inputs, const DraftOutputs& outputs, int num_threads);
+
+// The same, held to TrieRules or MaskRules.
+template <typename Rules>
+void build_held_draft_trees(const DraftSizes& sizes, const DraftInputs& inputs, const DraftConstraint<Rules>& constraint,
+                            const DraftOutputs& outputs, int num_threads);
 
 }  // namespace flashtrie

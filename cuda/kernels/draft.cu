@@ -2,379 +2,265 @@
 //
 // A row of logits is cut into equal tiles of at most 8,192; a chunk is one or a few tiles in turn. Every block reads one
 // chunk once, 16 bytes a load and a tile's loads all in flight together, and leaves the chunk's top_k values and its sum
-// of exponentials in the workspace. The block that comes last for a row of logits merges its chunks into a candidate
-// list; the one that comes last for a batch row grows the tree in one warp and writes all outputs.
+// of exponentials in the workspace. The block that comes last for a batch row merges the chunks of its rows, a warp each
+// and only of the depths that the tree reaches, grows the tree level by level and writes all outputs.
 //
-// Reads a batch row: (block - 1) V logits once; from L2 the workspace, 8 top_k + 8 bytes a chunk and 8 top_k a row.
-#include <float.h>
-
-#include "../flashtrie/draft_block.cuh"
-#include "../flashtrie/draft_pack.cuh"
+// Reads a batch row: (block - 1) V logits once; from L2 the workspace, 8 top_k + 8 bytes a chunk.
+#include "../flashtrie/draft_pick.cuh"
+#include "../flashtrie/draft_scan.cuh"
 
 namespace flashtrie {
 
-constexpr int kBlocksAtOnce = 4;     // of a multiprocessor: 64 registers a thread hold a tile without spilling
-constexpr int kListCapacity = 1024;  // values that reach the bound: 22 a tile on average for top_k 8
+constexpr int kBlocksAtOnce = 4;  // of a multiprocessor: 64 registers a thread hold a tile without spilling
+constexpr int kFewLevels = 5;     // that are added in less time than nodes are picked
+static_assert(kFewLevels < kDraftWarps, "growing sees the rows that are merged first");
+
+// A warp's list of a row's best: kept keys and new ones, and room to sort the kept ones into. It lies where growing has its
+// list later.
+constexpr int kRowCapacity = 192;
+constexpr int kRowStride = kRowCapacity + kDraftMaxTopK;
+static_assert(8 * kDraftWarps * kRowStride <= 16 * kMostListed, "list, costs and origins of GrowShared");
+static_assert(4 * kDraftMaxNodes * kDraftMaxNodes / 32 <= 8 * kMostListed, "the masks lie there at last");
 
 struct DraftParams {
   DraftSizes sizes;
   DraftOutputs out;
-  const void* logits;
+  const char* rows;      // the logits of depth 1 of the first batch row
+  int64_t row_bytes;
+  int64_t block_bytes;   // from one batch row to the next
   const int32_t* roots;
   const int32_t* base_lengths;
   const int32_t* vocab_map;
   uint64_t* chunk_keys;  // [B, depths, chunks, top_k] rank keys (logit, id), descending; 0: none
   ExpSum* chunk_sums;    // [B, depths, chunks]
-  float* row_costs;      // [B, depths, top_k] negated log-probs of each row's candidates, then ends
-  uint32_t* row_ids;     // [B, depths, top_k]
-  uint32_t* tickets;     // [B, depths] of the rows, then [B] of the batch; zero before and after every launch
+  uint32_t* tickets;     // [B], zero before and after every launch, as are
+  uint32_t* bad_rows;    // [B], set where a chunk holds NaN or +inf
   int32_t num_chunks;    // of a row
   int32_t num_tiles;     // of a row
   int32_t tile_packs;    // 16-byte packs of a tile; the last tile of a row may have fewer
   int32_t chunk_tiles;   // of a chunk; the last one of a row may have fewer
+  int32_t list_capacity; // of growing
   int32_t sums_only;     // leave the chunks' sums in the workspace, and no tree
 };
 
-// What a thread holds of a tile: its packs, in ascending order of ids.
-template <typename T>
-struct TilePart {
-  static constexpr int kLoads = Pack<T>::kLoads;
-  uint4 packs[kLoads];
-  int first_id;  // id of the first element of the first pack; may be negative
-
-  __device__ int id(int load, int i) const { return first_id + load * kDraftThreads * Pack<T>::kCount + i; }
-};
-
-// Rows start anywhere, 16-byte loads do not: elements before and behind the row count as -inf and are not read.
-template <typename T>
-__device__ __forceinline__ uint4 load_edge(const T* row, int vocab_size, int first) {
-  constexpr int kCount = Pack<T>::kCount;
-  if (first >= 0 && first + kCount <= vocab_size) return __ldcs(reinterpret_cast<const uint4*>(row + first));
-  const uint32_t blank = Pack<T>::kMinusInfinity;
-  uint4 pack = make_uint4(blank, blank, blank, blank);
-  if (first + kCount <= 0 || first >= vocab_size) return pack;
-  T elements[kCount];
-  memcpy(elements, &pack, sizeof pack);
-#pragma unroll
-  for (int i = 0; i < kCount; ++i)
-    if (first + i >= 0 && first + i < vocab_size) elements[i] = row[first + i];
-  memcpy(&pack, elements, sizeof pack);
-  return pack;
-}
-
-template <typename T>
-__device__ __forceinline__ TilePart<T> load_tile(const T* row, int vocab_size, int tile, int tile_packs) {
-  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads, kLast = (kLoads - 1) * kDraftThreads;
-  const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % kCount);
-  const int tile_first = tile * tile_packs * kCount - shift;
-  const int thread = static_cast<int>(threadIdx.x);
-  const uint32_t blank = Pack<T>::kMinusInfinity;
-  TilePart<T> part;
-  part.first_id = tile_first + thread * kCount;
-  part.packs[kLoads - 1] = make_uint4(blank, blank, blank, blank);
-  if (tile_packs > kLast && tile_first >= 0 && tile_first + tile_packs * kCount <= vocab_size) {
-#pragma unroll
-    for (int load = 0; load < kLoads - 1; ++load)
-      part.packs[load] = __ldcs(reinterpret_cast<const uint4*>(row + part.id(load, 0)));
-    if (kLast + thread < tile_packs)
-      part.packs[kLoads - 1] = __ldcs(reinterpret_cast<const uint4*>(row + part.id(kLoads - 1, 0)));
-  } else {
-#pragma unroll
-    for (int load = 0; load < kLoads; ++load) {
-      const bool is_inside = load * kDraftThreads + thread < tile_packs;
-      part.packs[load] = load_edge(row, vocab_size, is_inside ? part.id(load, 0) : vocab_size);
-    }
-  }
-  return part;
-}
-
-// Tiles first to last - 1 of a row, each of as many packs.
-struct Chunk {
-  int first, last, tile_packs;
-};
-
-struct ScanShared {
-  alignas(16) uint64_t list[kListCapacity];
-  uint32_t warp_bounds[2][kDraftWarps];          // by turns, so that one barrier a tile is enough
-  uint32_t warp_totals[kDraftWarps];
-  ExpSum warp_sums[kDraftWarps];
-  uint32_t num_listed;
-};
-
-__device__ __forceinline__ uint32_t block_total(ScanShared& shared, uint32_t warp_total, int warp, int lane) {
-  __syncthreads();
-  if (lane == 0) shared.warp_totals[warp] = warp_total;
-  __syncthreads();
-  uint32_t total = 0;
-  for (int i = 0; i < kDraftWarps; ++i) total += shared.warp_totals[i];
-  return total;
-}
-
-// When too many values reach the bound (long ties, or logits mostly masked): the exact top_k-th largest value bit by
-// bit, then those above it in any order, and of its equals the lowest ids. Leaves exactly top_k keys in the list.
-// Reads the chunk again and again; slow, and rare.
-template <typename T>
-__device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk chunk, ScanShared& shared, int top_k) {
-  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  uint32_t kth = 0;
-#pragma unroll 1
-  for (int bit = 31; bit >= 0; --bit) {
-    const uint32_t trial = kth | 1u << bit;
-    uint32_t count = 0;
-#pragma unroll 1
-    for (int tile = chunk.first; tile < chunk.last; ++tile) {
-      const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
-#pragma unroll 1
-      for (int load = 0; load < kLoads; ++load)
-        for (int i = 0; i < kCount; ++i) count += ordered_score(Pack<T>::get(part.packs[load], i)) >= trial ? 1 : 0;
-    }
-    for (int step = 16; step > 0; step >>= 1) count += __shfl_xor_sync(kWholeWarp, count, step);
-    if (block_total(shared, count, warp, lane) >= static_cast<uint32_t>(top_k)) kth = trial;
-  }
-  if (threadIdx.x == 0) shared.num_listed = 0;
-  __syncthreads();
-#pragma unroll 1
-  for (int tile = chunk.first; tile < chunk.last; ++tile) {
-    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
-#pragma unroll 1
-    for (int load = 0; load < kLoads; ++load)
-      for (int i = 0; i < kCount; ++i) {
-        const float x = Pack<T>::get(part.packs[load], i);
-        if (ordered_score(x) > kth) shared.list[atomicAdd(&shared.num_listed, 1u)] = rank_key(x, part.id(load, i));
-      }
-  }
-  __syncthreads();
-  uint32_t next = shared.num_listed;
-#pragma unroll 1
-  for (int tile = chunk.first; tile < chunk.last; ++tile) {
-    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
-#pragma unroll 1
-    for (int load = 0; load < kLoads && next < static_cast<uint32_t>(top_k); ++load) {
-      uint32_t before = 0, total = 0;  // equals in lower lanes; in the warp
-      for (int i = 0; i < kCount; ++i) {
-        const uint32_t votes = __ballot_sync(kWholeWarp, ordered_score(Pack<T>::get(part.packs[load], i)) == kth);
-        before += __popc(votes & lanes_below(lane));
-        total += __popc(votes);
-      }
-      const uint32_t block_equals = block_total(shared, total, warp, lane);
-      uint32_t at = next + before;
-      for (int i = 0; i < warp; ++i) at += shared.warp_totals[i];
-      for (int i = 0; i < kCount; ++i) {
-        const float x = Pack<T>::get(part.packs[load], i);
-        if (ordered_score(x) != kth) continue;
-        if (at < static_cast<uint32_t>(top_k)) shared.list[at] = rank_key(x, part.id(load, i));
-        ++at;
-      }
-      next += block_equals;
-    }
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) shared.num_listed = static_cast<uint32_t>(top_k);
-  __syncthreads();
-}
-
-// One block: top_k keys and the sum of exponentials of one chunk, into the workspace. A tile's values that reach the
-// bound are listed; the bound comes from the first tile with enough logits above -inf.
-template <typename T>
-__device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk chunk, ScanShared& shared, int top_k,
-                                           uint64_t* keys, ExpSum* sum) {
-  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  // The bound comes from groups of lanes, top_k of them at least, in the warps that a tile fills.
-  const int full_warps = max(1, min(kDraftWarps, chunk.tile_packs / 32));
-  const int groups = power_of_two_at_least((top_k + full_warps - 1) / full_warps);  // of a warp
-  if (threadIdx.x == 0) shared.num_listed = 0;
-  ExpSum running{-INFINITY, 0.0f};  // the warp's peak, the lane's sum
-  float lowest = -INFINITY;         // the bound, once there is one
-#pragma unroll 1
-  for (int tile = chunk.first; tile < chunk.last; ++tile) {
-    const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
-    float peak = -INFINITY;
-#pragma unroll
-    for (int load = 0; load < kLoads; ++load) peak = fmaxf(peak, Pack<T>::peak(part.packs[load]));
-    const uint32_t ordered_peak = ordered_score(peak);
-    const float warp_peak = fmaxf(running.peak, score_of(warp_max(ordered_peak)));
-    if (!(lowest > -FLT_MAX)) {  // the same in the whole block
-      const uint32_t warp_bound = group_bound(ordered_peak, groups);
-      uint32_t* bounds = shared.warp_bounds[(tile - chunk.first) & 1];
-      if (lane == 0) bounds[warp] = warp_bound;
-      __syncthreads();
-      uint32_t bound = bounds[0];
-      for (int i = 1; i < full_warps; ++i) bound = min(bound, bounds[i]);
-      lowest = fmaxf(score_of(bound), -FLT_MAX);
-    }
-    const float base = exp_base(warp_peak);
-    float sums[4] = {running.sum * fast_exp(running.peak - base), 0.0f, 0.0f, 0.0f};
-#pragma unroll
-    for (int load = 0; load < kLoads; ++load)
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) sums[i % 4] += fast_exp(Pack<T>::get(part.packs[load], i) - base);
-    running = {warp_peak, (sums[0] + sums[1]) + (sums[2] + sums[3])};
-    if (!(peak >= lowest)) continue;
-#pragma unroll
-    for (int load = 0; load < kLoads; ++load) {
-      if (!(Pack<T>::peak(part.packs[load]) >= lowest)) continue;
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        const float x = Pack<T>::get(part.packs[load], i);
-        if (!(x >= lowest)) continue;
-        const uint32_t at = atomicAdd(&shared.num_listed, 1u);
-        if (at < kListCapacity) shared.list[at] = rank_key(x, part.id(load, i));
-      }
-    }
-  }
-  const float warp_total = warp_sum(running.sum);
-  if (lane == 0) shared.warp_sums[warp] = {running.peak, warp_total};
-  __syncthreads();
-  if (shared.num_listed > kListCapacity) list_exactly(row, vocab_size, chunk, shared, top_k);
-  const int num_listed = static_cast<int>(shared.num_listed);
-#pragma unroll 1
-  for (int at = threadIdx.x; at < num_listed; at += kDraftThreads) {
-    const uint64_t key = shared.list[at];
-    const int rank = rank_among(shared.list, num_listed, key);
-    if (rank < top_k) keys[rank] = key;
-  }
-  for (int rank = num_listed + threadIdx.x; rank < top_k; rank += kDraftThreads) keys[rank] = 0;
-  if (warp == kDraftWarps - 1) {
-    const ExpSum joined = warp_join(lane < kDraftWarps ? shared.warp_sums[lane] : ExpSum{-INFINITY, 0.0f});
-    if (lane == 0) *sum = joined;
-  }
-}
-
-// One warp: keys of all chunks of one row, the best top_k among them, into `list`; a lane looks at one chunk's keys,
-// which descend. Returns how many there are, at most kMergeCapacity.
-__device__ __forceinline__ int merge_keys(const uint64_t* keys, int num_chunks, int top_k, uint64_t* list, int lane) {
-  constexpr int kStep = 4;  // ranks loaded together; deeper ones are hardly ever needed
-  const int num_groups = power_of_two_at_least(top_k);
+// One warp: all chunks of one row of logits, a lane each at a time. Their best top_k keys and some more, at most
+// kRowCapacity, into `list`; returns how many, and the row's sum.
+__device__ __forceinline__ int merge_chunks(const uint64_t* keys, const ExpSum* sums, int num_chunks, int top_k,
+                                            uint64_t* list, int lane, ExpSum& joined) {
+  constexpr int kStep = 4;  // ranks of a chunk loaded together; deeper ones are hardly ever needed
   int listed = 0;
-  uint32_t bound = 0;
+  uint32_t bound = 1;  // nothing is 0
+  joined = {-INFINITY, 0.0f};
 #pragma unroll 1
   for (int first = 0; first < num_chunks; first += 32) {
+    const bool is_chunk = first + lane < num_chunks;
     const unsigned long long* mine =
         reinterpret_cast<const unsigned long long*>(keys) + static_cast<int64_t>(first + lane) * top_k;
-    bool is_kept = first + lane < num_chunks;
-#pragma unroll 1
-    for (int rank = 0; rank < top_k && __any_sync(kWholeWarp, is_kept); rank += kStep) {
-      uint64_t found[kStep];
+    float2 sum = make_float2(-INFINITY, 0.0f);
+    if (is_chunk) sum = __ldcg(reinterpret_cast<const float2*>(sums) + first + lane);
+    uint64_t found[kStep];
 #pragma unroll
-      for (int i = 0; i < kStep; ++i) found[i] = is_kept && rank + i < top_k ? __ldcg(mine + rank + i) : 0;
-      if (rank == 0) bound = max(bound, group_bound(static_cast<uint32_t>(found[0] >> 32), num_groups));
-      if (listed > kMergeCapacity - 32 * kStep) {
+    for (int i = 0; i < kStep; ++i) found[i] = is_chunk && i < top_k ? __ldcg(mine + i) : 0;
+    bound = max(bound, group_bound(static_cast<uint32_t>(found[0] >> 32), top_k));
+#pragma unroll 1
+    for (int rank = kStep;; rank += kStep) {
+      if (listed > kRowCapacity - 32 * kStep) {
         __syncwarp();
-        listed = keep_best(list, listed, top_k, lane);
+        listed = keep_best(list, list + kRowCapacity, listed, top_k, lane);
         bound = max(bound, static_cast<uint32_t>(list[top_k - 1] >> 32));
       }
+      // A chunk's keys descend, so that those to keep are its first.
+      uint32_t count = 0;
 #pragma unroll
-      for (int i = 0; i < kStep; ++i) {
-        is_kept = static_cast<uint32_t>(found[i] >> 32) >= max(bound, 1u);  // nothing is 0
-        const uint32_t votes = __ballot_sync(kWholeWarp, is_kept);
-        if (is_kept) list[listed + __popc(votes & lanes_below(lane))] = found[i];
-        listed += __popc(votes);
+      for (int i = 0; i < kStep; ++i) count += static_cast<uint32_t>(found[i] >> 32) >= bound ? 1 : 0;
+      uint32_t before = 0, total = 0;
+#pragma unroll
+      for (int bit = 0; bit < 3; ++bit) {
+        const uint32_t votes = __ballot_sync(kWholeWarp, (count >> bit & 1) != 0);
+        before += static_cast<uint32_t>(__popc(votes & lanes_below(lane))) << bit;
+        total += static_cast<uint32_t>(__popc(votes)) << bit;
       }
+#pragma unroll
+      for (uint32_t i = 0; i < kStep; ++i)
+        if (i < count) list[listed + before + i] = found[i];
+      listed += static_cast<int>(total);
+      const bool goes_on = count == kStep;
+      if (rank >= top_k || !__any_sync(kWholeWarp, goes_on)) break;
+#pragma unroll
+      for (int i = 0; i < kStep; ++i) found[i] = goes_on && rank + i < top_k ? __ldcg(mine + rank + i) : 0;
     }
+    const ExpSum chunks = warp_join({sum.x, sum.y});
+    joined = first == 0 ? chunks : join(joined, chunks);
   }
   __syncwarp();
   return listed;
 }
 
-constexpr uint32_t kBadRowCost = 0x7ffffffeu;  // bits of a NaN that, unlike the list's end, says that the row is bad
-
-// One warp: the candidates of one row of logits, with their costs, into the workspace.
-__device__ __forceinline__ void merge_row(const DraftParams& params, int64_t row, uint64_t* list, int lane) {
-  const int top_k = params.sizes.top_k, num_chunks = params.num_chunks;
-  const ExpSum joined = merge_sums(params.chunk_sums + row * num_chunks, num_chunks, lane);
-  const int listed = merge_keys(params.chunk_keys + row * num_chunks * top_k, num_chunks, top_k, list, lane);
-  const bool is_bad = !(joined.sum < INFINITY) || joined.peak == INFINITY;
-  const float lse = joined.peak + logf(joined.sum);
-  float* costs = params.row_costs + row * top_k;
-  uint32_t* ids = params.row_ids + row * top_k;
-  if (lane < top_k && (is_bad || lane >= listed)) {
-    costs[lane] = is_bad ? __uint_as_float(kBadRowCost) : DraftLists::end();
-    ids[lane] = 0;
-  }
+// One warp: the candidates of one row of logits, into shared memory.
+__device__ __forceinline__ void merge_row(const uint64_t* keys, const ExpSum* sums, int num_chunks, int top_k, uint64_t* list,
+                                       float* costs, uint32_t* ids) {
+  const int lane = threadIdx.x & 31;
+  ExpSum joined;
+  const int listed = merge_chunks(keys, sums, num_chunks, top_k, list, lane, joined);
+  const bool is_bad = is_bad_sum(joined);
+  const float lse = log_sum(joined);
+  if (lane < top_k && (is_bad || lane >= listed)) costs[lane] = __uint_as_float(kNoCost);
   if (is_bad) return;
+  const int log2_lanes = listed <= 16 ? 1 : 0, lanes = 1 << log2_lanes;
 #pragma unroll 1
-  for (int i = lane; i < listed; i += 32) {
-    const uint64_t key = list[i];
-    const int rank = rank_among(list, listed, key);
-    if (rank >= top_k) continue;
+  for (int base = 0; base < listed; base += 32 >> log2_lanes) {
+    const int at = base + (lane >> log2_lanes);
+    const uint64_t key = list[min(at, listed - 1)];
+    const int rank = count_by_lanes(list, listed, key, lane & (lanes - 1), lanes,
+                                    [&](uint64_t other) { return other > key; });
+    if (at >= listed || (lane & (lanes - 1)) != 0 || rank >= top_k) continue;
     costs[rank] = fabsf(child_log_prob(key_score(key), lse));
     ids[rank] = key_node(key);
   }
 }
 
-// The whole block brings the candidate lists of a batch row into shared memory, with their ends. Returns to each thread
-// whether it saw a bad row.
-__device__ __forceinline__ bool gather_lists(const DraftParams& params, int64_t batch, const DraftLists& lists) {
-  const int depths = params.sizes.num_depths(), top_k = params.sizes.top_k, stride = lists.stride;
-  const int64_t first = batch * depths * top_k;
-  bool is_bad = false;
-#pragma unroll 1
-  for (int at = threadIdx.x; at < (depths + 2) * stride; at += kDraftThreads) {
-    const int depth = at / stride, rank = at % stride;
-    float cost = DraftLists::end();
-    if (depth < depths && rank < top_k) {
-      cost = __ldcg(params.row_costs + first + depth * top_k + rank);
-      lists.ids[at] = __ldcg(params.row_ids + first + depth * top_k + rank);
-      is_bad |= __float_as_uint(cost) == kBadRowCost;
-    }
-    lists.costs[at] = cost;
-  }
-  return is_bad;
-}
-
-struct alignas(16) TreeShared {  // _TREE_SHARED_BYTES of cuda_draft.py
-  int valid;
+struct alignas(16) TreeShared {  // _TREE_SHARED_BYTES of cuda_draft_layout.py
   int is_last;
+  int32_t root, base_length;
+  int size;  // of a picked tree
 };
 
-// The last block of a batch row: candidate lists to a tree, tree to outputs.
-__device__ __forceinline__ void finish_batch(const DraftParams& params, int64_t batch, unsigned char* memory,
-                                             TreeShared& tree) {
-  const DraftSizes& sizes = params.sizes;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const int depths = sizes.num_depths(), words = sizes.mask_words(), stride = sizes.top_k + 2;
-  const int32_t root = params.roots[batch], base = params.base_lengths[batch];
-  // Nodes and masks, then the lists.
-  unsigned char* behind = memory + (sizeof(DraftOffer) + sizeof(DraftOrigin) + 4 * words) * sizes.num_nodes;
-  const DraftLists lists{reinterpret_cast<float*>(behind),
-                         reinterpret_cast<uint32_t*>(behind + sizeof(float) * (depths + 2) * stride), stride};
-  const bool is_bad = __syncthreads_or(gather_lists(params, batch, lists));
-  const DraftNodes nodes{reinterpret_cast<DraftOffer*>(memory),
-                         reinterpret_cast<DraftOrigin*>(memory + sizeof(DraftOffer) * sizes.num_nodes)};
-  uint32_t* masks = reinterpret_cast<uint32_t*>(nodes.origins + sizes.num_nodes);
-  if (warp == 0) {
-    int valid;
-    if (sizes.num_nodes <= 32)
-      valid = grow<1>(lists, nodes, sizes.num_nodes);
-    else if (sizes.num_nodes <= 64)
-      valid = grow<2>(lists, nodes, sizes.num_nodes);
-    else if (sizes.num_nodes <= 128)
-      valid = grow<4>(lists, nodes, sizes.num_nodes);
-    else
-      valid = grow<8>(lists, nodes, sizes.num_nodes);
-    if (lane == 0) tree.valid = valid;
+// The last block of a batch row: chunks to candidate lists, lists to a tree, tree to outputs.
+class Finish {
+ public:
+  __device__ Finish(const DraftParams& params, int64_t batch, TreeShared& tree, unsigned char* memory)
+      : params_(params),
+        tree_(tree),
+        batch_(batch),
+        depths_(params.sizes.num_depths()),
+        shared_(*reinterpret_cast<GrowShared*>(memory)),
+        growth_(shared_, params.sizes, params.list_capacity) {
+    lists_.stride = power_of_two_at_least(params.sizes.top_k + 2);
+    lists_.costs = reinterpret_cast<float*>(memory + (sizeof(GrowShared) + 15) / 16 * 16);
+    lists_.ids = reinterpret_cast<uint32_t*>(lists_.costs + (depths_ + 2) * lists_.stride);
   }
-  __syncthreads();
-  collect_masks(nodes.origins, tree.valid, words, masks);
-  write_nodes(sizes, params.out, batch, root, base, tree.valid, [&](int i) {
-    const DraftOrigin origin = nodes.origins[i];
-    int32_t token = static_cast<int32_t>(lists.ids[origin.place]);
-    if (params.vocab_map) token = params.vocab_map[token];
-    return DraftNode{token, static_cast<int32_t>(origin.place) / stride + 1, static_cast<int32_t>(origin.parent),
-                     nodes.offers[i].cost, kNoNode};
-  });
-  __syncthreads();
-  write_masks(sizes, params.out, batch, masks, tree.valid);
-  // A node is a thread's: there are as many threads as nodes at most. A node with all its children in the tree offers
-  // what stands behind the last.
-  const bool is_full = static_cast<int>(threadIdx.x) < tree.valid &&
-                       static_cast<int>((nodes.offers[threadIdx.x].places & 0xffff) % stride) == sizes.top_k;
-  const bool is_truncated = __syncthreads_or(is_full) && sizes.vocab_size > sizes.top_k;
-  if (threadIdx.x == 0)
-    params.out.status[batch] = (is_bad ? kDraftBadRow : 0) | (is_truncated ? kDraftTruncated : 0);
-}
+
+  __device__ void run() {
+    if (threadIdx.x == 0) {
+      copy_later(&tree_.root, params_.roots + batch_);
+      copy_later(&tree_.base_length, params_.base_lengths + batch_);
+    }
+    // The rows of the first depths, and the others if the tree may get there.
+    bool is_deep = false;
+#pragma unroll 1
+    for (int first = 0; first < depths_ && (first == 0 || is_deep); first += kDraftWarps) {
+      merge_rows(first);
+      if (first == 0) clear_ends();
+      __syncthreads();
+      if (first == 0) is_deep = goes_deep();
+    }
+    if (is_deep)
+      pick();
+    else if (depths_ > 0)
+      grow();
+    copies_are_there();
+    __syncthreads();
+    write();
+  }
+
+ private:
+  // Level by level.
+  __device__ void grow() {
+    growth_.add_children(lists_.costs);
+#pragma unroll 1
+    for (int depth = 1; depth < min(depths_, kDraftWarps) && growth_.add_level(lists_, depth); ++depth) {
+    }
+  }
+
+  // Node by node.
+  __device__ void pick() {
+    if (threadIdx.x < 32) {
+      const int num_nodes = params_.sizes.num_nodes;
+      if (num_nodes <= 32)
+        tree_.size = pick_nodes<1>(lists_, shared_, num_nodes);
+      else if (num_nodes <= 64)
+        tree_.size = pick_nodes<2>(lists_, shared_, num_nodes);
+      else if (num_nodes <= 128)
+        tree_.size = pick_nodes<4>(lists_, shared_, num_nodes);
+      else
+        tree_.size = pick_nodes<8>(lists_, shared_, num_nodes);
+    }
+    __syncthreads();
+    growth_.take(tree_.size);
+  }
+
+  // Whether the tree may well be deeper than kFewLevels. It is not if all nodes of its first few levels come before the first
+  // one so deep, and are enough. The same in all threads.
+  __device__ bool goes_deep() const {
+    const int top_k = params_.sizes.top_k, stride = lists_.stride;
+    if (depths_ <= kFewLevels) return false;
+    float deep = lists_.costs[0];
+#pragma unroll
+    for (int depth = 1; depth <= kFewLevels; ++depth) deep += lists_.costs[depth * stride];
+    if (!(deep < INFINITY)) return false;  // there is none
+    float worst = lists_.costs[top_k - 1];
+    int count = 1 + top_k, level = top_k;
+#pragma unroll 1
+    for (int depth = 1; count < params_.sizes.num_nodes && depth < kFewLevels; ++depth) {
+      worst += lists_.costs[depth * stride + top_k - 1];
+      count += level *= top_k;
+    }
+    return count < params_.sizes.num_nodes || !(worst <= deep);
+  }
+
+  // The root's key, and what lies behind the lists' rows and behind the last of them.
+  __device__ void clear_ends() {
+    if (threadIdx.x == 0) shared_.keys[0] = shared_.places[0] = 0;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+#pragma unroll 1
+    for (int depth = warp; depth < depths_ + 2; depth += kDraftWarps)
+#pragma unroll 1
+      for (int rank = lane + (depth < depths_ ? params_.sizes.top_k : 0); rank < lists_.stride; rank += 32)
+        lists_.costs[depth * lists_.stride + rank] = __uint_as_float(kNoCost);
+  }
+
+  // Rows of kDraftWarps depths, a warp each.
+  __device__ void merge_rows(int first) {
+    const int warp = threadIdx.x >> 5, depth = first + warp;
+    if (depth >= depths_) return;
+    const int64_t row = batch_ * depths_ + depth;
+    const int num_chunks = params_.num_chunks, top_k = params_.sizes.top_k;
+    merge_row(params_.chunk_keys + row * num_chunks * top_k, params_.chunk_sums + row * num_chunks, num_chunks, top_k,
+              shared_.list + warp * kRowStride, lists_.costs + depth * lists_.stride, lists_.ids + depth * lists_.stride);
+  }
+
+  __device__ void write() {
+    const DraftSizes& sizes = params_.sizes;
+    const int valid = growth_.size();
+    uint32_t bad_row = 0;
+    if (threadIdx.x == 0 && depths_ > 0) bad_row = __ldcg(params_.bad_rows + batch_);
+    const int log2_stride = 31 - __clz(lists_.stride);
+    uint32_t* masks = reinterpret_cast<uint32_t*>(shared_.list);
+    collect_masks(sizes, valid, masks, [&](uint32_t node) { return growth_.parent(node); });
+    bool is_full = false;  // with its parent's last candidate in the tree, all the others are
+    write_nodes(sizes, params_.out, batch_, tree_.root, tree_.base_length, valid, [&](int i) {
+      const int place = static_cast<int>(growth_.place(i)), depth = place >> log2_stride;
+      is_full |= (place & (lists_.stride - 1)) == sizes.top_k - 1;
+      int32_t token = static_cast<int32_t>(lists_.ids[place]);
+      if (params_.vocab_map) token = params_.vocab_map[token];
+      return DraftNode{token, depth + 1, static_cast<int32_t>(growth_.parent(i)), growth_.cost(i), kNoNode};
+    });
+    const bool is_truncated = __syncthreads_or(is_full) && sizes.vocab_size > sizes.top_k;
+    write_masks(sizes, params_.out, batch_, masks);
+    if (threadIdx.x == 0) {
+      params_.out.status[batch_] = (bad_row ? kDraftBadRow : 0) | (is_truncated ? kDraftTruncated : 0);
+      if (bad_row) params_.bad_rows[batch_] = 0;
+    }
+  }
+
+  const DraftParams& params_;
+  TreeShared& tree_;
+  const int64_t batch_;
+  const int depths_;
+  GrowShared& shared_;
+  TreeGrowth growth_;
+  DraftLists lists_;
+};
 
 // Numbers the callers 0 to count - 1 and starts anew. What the block wrote before its ticket is seen by the block with
 // the last one; lighter than two __threadfence() around an atomicInc, which order more than this needs.
@@ -409,23 +295,17 @@ __device__ __forceinline__ void build(const DraftParams& params, unsigned char* 
   const int64_t batch = blockIdx.z;
   if (depths > 0) {  // a tree of one node has nothing to scan
     const uint32_t depth = blockIdx.y, chunk = blockIdx.x;
-    const T* row = static_cast<const T*>(params.logits) +
-                   (batch * sizes.block_size + sizes.first_row + depth) * static_cast<int64_t>(sizes.vocab_size);
+    const T* row = reinterpret_cast<const T*>(params.rows + batch * params.block_bytes + depth * params.row_bytes);
     const int64_t slot = (batch * depths + depth) * chunks + chunk;
     const int first_tile = static_cast<int>(chunk) * params.chunk_tiles;
     const Chunk tiles{first_tile, min(first_tile + params.chunk_tiles, params.num_tiles), params.tile_packs};
     scan_chunk(row, sizes.vocab_size, tiles, *reinterpret_cast<ScanShared*>(memory), sizes.top_k,
-               params.chunk_keys + slot * sizes.top_k, params.chunk_sums + slot);
+               params.chunk_keys + slot * sizes.top_k, params.chunk_sums + slot,
+               params.sums_only ? nullptr : params.bad_rows + batch);
   }
   if (params.sums_only) return;
-  // By turns: the last block of a row merges it, the last of those blocks finishes the batch row.
-  if (depths > 0) {
-    if (!is_last_block(params.tickets + batch * depths + blockIdx.y, chunks, tree)) return;
-    if (threadIdx.x < 32)
-      merge_row(params, batch * depths + blockIdx.y, reinterpret_cast<uint64_t*>(memory), threadIdx.x);
-    if (!is_last_block(params.tickets + gridDim.z * depths + batch, depths, tree)) return;
-  }
-  finish_batch(params, batch, memory, tree);
+  if (depths > 0 && !is_last_block(params.tickets + batch, chunks * depths, tree)) return;
+  Finish(params, batch, tree, memory).run();
 }
 
 }  // namespace flashtrie

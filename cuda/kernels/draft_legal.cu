@@ -1,12 +1,14 @@
-// Draft trees held to a token trie: one block a batch row, one level after the other.
+// Draft trees held to a token trie or to token masks: one block a batch row, one level after the other.
 //
 // Within a level the nodes of the best tree come in the order (cost, place of the parent in its level, rank among its
 // children), and no level needs more than the best N of them. So a level's nodes are expanded together, a warp each, the
 // candidates are sorted by that order and cut, and at last the levels, which are sorted, are merged into one order.
 //
-// Reads a node: its line and louds words, the labels of its children, and one logit for each: all of them, so that no
-// legal token is lost to top_k. Nodes beyond the N best found so far are not expanded.
+// Reads a node: its line and louds words, the labels of its children (or two words of the masks' rows and its entries),
+// and one logit for each: all of them, so that no legal token is lost to top_k. Nodes beyond the N best found so far are
+// not expanded.
 #include "../flashtrie/draft_block.cuh"
+#include "../flashtrie/draft_rules.cuh"
 
 namespace flashtrie {
 
@@ -27,10 +29,11 @@ struct LegalCandidate {
   uint32_t token, state, flags;
 };
 
+template <typename Rules>
 struct LegalParams {
   DraftSizes sizes;
   DraftOutputs out;
-  DraftConstraint constraint;
+  DraftConstraint<Rules> constraint;
   const void* logits;
   const int32_t* roots;
   const int32_t* base_lengths;
@@ -40,20 +43,47 @@ struct LegalParams {
   int32_t num_chunks;
 };
 
+// Kept keys (logit, drafter's id), each with the number of its token among the legal ones, and room to sort them into.
+struct LegalList {
+  uint64_t* keys;     // [kMergeStride]
+  uint32_t* numbers;  // [kMergeStride]
+
+  // One warp: the top_k best of the first n, sorted to the front; returns how many. Keys are unique, but for zeros, which
+  // are none and may lie anywhere among the n.
+  __device__ int keep_best(int n, int num_keys, int top_k, int lane) const {
+#pragma unroll 1
+    for (int i = lane; i < n; i += 32) {
+      const int rank = keys[i] == 0 ? n : rank_among(keys, n, keys[i]);
+      if (rank >= top_k) continue;
+      keys[kMergeCapacity + rank] = keys[i];
+      numbers[kMergeCapacity + rank] = numbers[i];
+    }
+    __syncwarp();
+    const int num_kept = min(num_keys, top_k);
+    if (lane < num_kept) {
+      keys[lane] = keys[kMergeCapacity + lane];
+      numbers[lane] = numbers[kMergeCapacity + lane];
+    }
+    __syncwarp();
+    return num_kept;
+  }
+};
+
 // What a gather over legal tokens finds.
 struct Gathered {
   ExpSum sum;
   uint32_t num_finite;
-  int num_kept;  // keys (logit, number of the legal token) at the front of the list, descending
+  int num_kept;  // at the front of the list, descending
   bool is_bad;
 };
 
 // One warp: legal tokens begin to end - 1 of a node.
-template <typename T>
-__device__ __noinline__ Gathered gather_legal(const TrieView& trie, const LegalTokens& legal, uint32_t begin,
-                                              uint32_t end, const T* row, const DraftSizes& sizes, uint64_t* list) {
+template <typename T, typename Rules>
+__device__ __noinline__ Gathered gather_legal(const DraftConstraint<Rules>& constraint, const typename Rules::Legal& legal,
+                                              uint32_t begin, uint32_t end, const T* row, const DraftSizes& sizes,
+                                              const LegalList& list) {
   constexpr int kStep = 4;  // tokens a lane has in flight
-  const int lane = threadIdx.x & 31, num_groups = power_of_two_at_least(sizes.top_k);
+  const int lane = threadIdx.x & 31;
   ExpSum part{-INFINITY, 0.0f};
   uint32_t num_finite = 0, bound = 0;
   bool is_bad = false;
@@ -61,38 +91,43 @@ __device__ __noinline__ Gathered gather_legal(const TrieView& trie, const LegalT
 #pragma unroll 1
   for (uint32_t first = begin; first < end; first += 32 * kStep) {
     float logits[kStep];
+    uint32_t ids[kStep];
     float peak = -INFINITY;
 #pragma unroll
     for (int i = 0; i < kStep; ++i) {
       const uint32_t number = first + i * 32 + lane;
-      const uint32_t token = number < end ? legal.token(trie, number) : ~0u;
-      logits[i] = token < static_cast<uint32_t>(sizes.vocab_size) ? widen(row[token]) : -INFINITY;
+      ids[i] = number < end ? constraint.ids(constraint.rules.token(legal, number)) : kNoNode;
+      logits[i] = ids[i] < static_cast<uint32_t>(sizes.vocab_size) ? widen(row[ids[i]]) : -INFINITY;
       is_bad |= !is_good_logit(logits[i]);
       num_finite += logits[i] > -INFINITY ? 1 : 0;
       peak = fmaxf(peak, logits[i]);
     }
-    const float base = exp_base(fmaxf(part.peak, peak));
-    part.sum *= fast_exp(part.peak - base);
-    part.peak = fmaxf(part.peak, peak);
+    const float base = exp_base(fmaxf(part.base, peak));
+    part.sum *= fast_exp(part.base - base);
+    part.base = fmaxf(part.base, peak);
 #pragma unroll
     for (int i = 0; i < kStep; ++i) part.sum += fast_exp(logits[i] - base);
-    bound = max(bound, group_bound(ordered_score(peak), num_groups));
+    bound = max(bound, group_bound(ordered_score(peak), sizes.top_k));
     if (listed > kMergeCapacity - 32 * kStep) {
       __syncwarp();
-      listed = keep_best(list, listed, sizes.top_k, lane);
-      if (listed == sizes.top_k) bound = max(bound, static_cast<uint32_t>(list[listed - 1] >> 32));
+      listed = list.keep_best(listed, listed, sizes.top_k, lane);
+      if (listed == sizes.top_k) bound = max(bound, static_cast<uint32_t>(list.keys[listed - 1] >> 32));
     }
 #pragma unroll
     for (int i = 0; i < kStep; ++i) {
       const bool is_kept = logits[i] > -INFINITY && ordered_score(logits[i]) >= bound;
       const uint32_t votes = __ballot_sync(kWholeWarp, is_kept);
-      if (is_kept) list[listed + __popc(votes & lanes_below(lane))] = rank_key(logits[i], first + i * 32 + lane);
+      if (is_kept) {
+        const int at = listed + __popc(votes & lanes_below(lane));
+        list.keys[at] = rank_key(logits[i], ids[i]);
+        list.numbers[at] = first + i * 32 + lane;
+      }
       listed += __popc(votes);
     }
   }
   __syncwarp();
   Gathered found;
-  found.num_kept = keep_best(list, listed, sizes.top_k, lane);
+  found.num_kept = list.keep_best(listed, listed, sizes.top_k, lane);
   found.sum = warp_join(part);
   for (int step = 16; step > 0; step >>= 1) num_finite += __shfl_xor_sync(kWholeWarp, num_finite, step);
   found.num_finite = num_finite;
@@ -101,8 +136,10 @@ __device__ __noinline__ Gathered gather_legal(const TrieView& trie, const LegalT
 }
 
 struct LegalShared {
-  uint64_t lists[kDraftWarps][kMergeStride];
+  uint64_t keys[kDraftWarps][kMergeStride];
+  uint32_t numbers[kDraftWarps][kMergeStride];
   uint64_t wide_keys[kDraftWarps * kDraftMaxTopK];
+  uint32_t wide_numbers[kDraftWarps * kDraftMaxTopK];
   Gathered wide_parts[kDraftWarps];
   uint32_t wide_nodes[kDraftMaxNodes];
   uint32_t num_wide;
@@ -117,12 +154,12 @@ struct LegalShared {
   int is_truncated;
 };
 
-static_assert((sizeof(LegalShared) + 15) / 16 * 16 == 36032, "LEGAL_BYTES of cuda_draft.py");
+static_assert((sizeof(LegalShared) + 15) / 16 * 16 == 46272, "LEGAL_BYTES of cuda_draft_layout.py");
 
-template <typename T>
+template <typename T, typename Rules>
 class LegalBuild {
  public:
-  __device__ LegalBuild(const LegalParams& params, LegalShared& shared, uint64_t* sorted)
+  __device__ LegalBuild(const LegalParams<Rules>& params, LegalShared& shared, uint64_t* sorted)
       : params_(params),
         sizes_(params.sizes),
         shared_(shared),
@@ -150,6 +187,8 @@ class LegalBuild {
   }
 
  private:
+  using Legal = typename Rules::Legal;
+
   __device__ LevelNode* level(int depth) const { return levels_ + static_cast<int64_t>(depth) * sizes_.num_nodes; }
 
   __device__ const T* row(int depth) const {
@@ -172,9 +211,9 @@ class LegalBuild {
     for (int depth = warp_; depth < depths_; depth += kDraftWarps) {
       const ExpSum joined =
           merge_sums(params_.chunk_sums + (batch_ * depths_ + depth) * params_.num_chunks, params_.num_chunks, lane_);
-      const bool is_bad = !(joined.sum < INFINITY) || joined.peak == INFINITY;
+      const bool is_bad = is_bad_sum(joined);
       if (lane_ == 0) {
-        shared_.sums[depth] = is_bad ? NAN : joined.peak + logf(joined.sum);
+        shared_.sums[depth] = is_bad ? NAN : log_sum(joined);
         if (is_bad) shared_.is_bad = 1;
       }
     }
@@ -185,14 +224,12 @@ class LegalBuild {
   __device__ void expand(int depth, int count) {
     if (params_.chunk_sums == nullptr || shared_.sums[depth] == shared_.sums[depth]) {
       for (int node = warp_; node < count; node += kDraftWarps) {
-        const LegalTokens legal = legal_of(depth, node);
+        const Legal legal = legal_of(depth, node);
         if (legal.count() > kWideFanOut) {
           if (lane_ == 0) shared_.wide_nodes[atomicAdd(&shared_.num_wide, 1u)] = node;
           continue;
         }
-        const Gathered found = gather_legal(params_.constraint.trie, legal, 0, legal.count(), row(depth), sizes_,
-                                            shared_.lists[warp_]);
-        offer(depth, node, legal, found, shared_.lists[warp_]);
+        offer(depth, node, legal, gather_legal(params_.constraint, legal, 0, legal.count(), row(depth), sizes_, list()));
       }
       __syncthreads();
       for (uint32_t i = 0; i < shared_.num_wide; ++i) expand_wide(depth, static_cast<int>(shared_.wide_nodes[i]));
@@ -201,21 +238,31 @@ class LegalBuild {
     if (threadIdx.x == 0) shared_.num_wide = 0;
   }
 
-  __device__ LegalTokens legal_of(int depth, int node) const {
-    return legal_tokens(params_.constraint.trie, level(depth)[node].state, params_.constraint.end_token);
+  __device__ Legal legal_of(int depth, int node) const {
+    return params_.constraint.rules.legal(level(depth)[node].state);
   }
 
+  __device__ LegalList list() const { return {shared_.keys[warp_], shared_.numbers[warp_]}; }
+
+  // The warps share a node's tokens; then one of them merges what they kept.
   __device__ void expand_wide(int depth, int node) {
-    const LegalTokens legal = legal_of(depth, node);
+    const Legal legal = legal_of(depth, node);
     const uint32_t share = (legal.count() + kDraftWarps - 1) / kDraftWarps;
     const uint32_t begin = min(warp_ * share, legal.count()), end = min(begin + share, legal.count());
-    uint64_t* list = shared_.lists[warp_];
-    const Gathered part = gather_legal(params_.constraint.trie, legal, begin, end, row(depth), sizes_, list);
+    const LegalList list = this->list();
+    const Gathered part = gather_legal(params_.constraint, legal, begin, end, row(depth), sizes_, list);
     if (lane_ == 0) shared_.wide_parts[warp_] = part;
-    if (lane_ < sizes_.top_k) shared_.wide_keys[warp_ * sizes_.top_k + lane_] = lane_ < part.num_kept ? list[lane_] : 0;
+    if (lane_ < sizes_.top_k) {
+      shared_.wide_keys[warp_ * sizes_.top_k + lane_] = lane_ < part.num_kept ? list.keys[lane_] : 0;
+      shared_.wide_numbers[warp_ * sizes_.top_k + lane_] = list.numbers[lane_];
+    }
     __syncthreads();
     if (warp_ == 0) {
-      for (int i = lane_; i < kDraftWarps * sizes_.top_k; i += 32) list[i] = shared_.wide_keys[i];
+      const int num_keys = kDraftWarps * sizes_.top_k;
+      for (int i = lane_; i < num_keys; i += 32) {
+        list.keys[i] = shared_.wide_keys[i];
+        list.numbers[i] = shared_.wide_numbers[i];
+      }
       __syncwarp();
       Gathered found = shared_.wide_parts[lane_ % kDraftWarps];
       const ExpSum sum = lane_ < kDraftWarps ? found.sum : ExpSum{-INFINITY, 0.0f};
@@ -225,44 +272,30 @@ class LegalBuild {
         found.num_finite += __shfl_xor_sync(kWholeWarp, found.num_finite, step);
       int num_kept = lane_ < kDraftWarps ? shared_.wide_parts[lane_].num_kept : 0;
       for (int step = 16; step > 0; step >>= 1) num_kept += __shfl_xor_sync(kWholeWarp, num_kept, step);
-      keep_best_padded(list, num_kept);
-      found.num_kept = min(num_kept, sizes_.top_k);
-      offer(depth, node, legal, found, list);
+      found.num_kept = list.keep_best(num_keys, num_kept, sizes_.top_k, lane_);
+      offer(depth, node, legal, found);
     }
     __syncthreads();
   }
 
-  // The warps' lists one behind the other, with zeros in between: zeros sort last, whatever their number.
-  __device__ void keep_best_padded(uint64_t* list, int num_kept) {
-    const int n = kDraftWarps * sizes_.top_k;
-    uint64_t* to = list + kMergeCapacity;
-    for (int i = lane_; i < n; i += 32) {
-      const uint64_t key = list[i];
-      const int rank = key == 0 ? n : rank_among(list, n, key);
-      if (rank < sizes_.top_k) to[rank] = key;
-    }
-    __syncwarp();
-    if (lane_ < min(num_kept, sizes_.top_k)) list[lane_] = to[lane_];
-    __syncwarp();
-  }
-
-  // One warp: a node's candidates from the keys at the front of `list`.
-  __device__ void offer(int depth, int node, const LegalTokens& legal, const Gathered& found, const uint64_t* list) {
+  // One warp: a node's candidates from the front of its list.
+  __device__ void offer(int depth, int node, const Legal& legal, const Gathered& found) {
     LevelNode& parent = level(depth)[node];
     if (found.is_bad) {
       if (lane_ == 0) parent.flags |= kHasBadLogit;
       return;
     }
-    const float lse = params_.chunk_sums ? shared_.sums[depth] : found.sum.peak + logf(found.sum.sum);
+    const float lse = params_.chunk_sums ? shared_.sums[depth] : log_sum(found.sum);
     uint32_t first = 0;
     if (lane_ == 0) first = atomicAdd(&shared_.num_candidates, static_cast<uint32_t>(found.num_kept));
     first = __shfl_sync(kWholeWarp, first, 0);
     if (lane_ >= found.num_kept) return;
-    const uint32_t number = key_node(list[lane_]), place = node * sizes_.top_k + lane_;
-    const float cost = parent.cost + fabsf(child_log_prob(key_score(list[lane_]), lse));
+    const uint64_t key = shared_.keys[warp_][lane_];
+    const uint32_t number = shared_.numbers[warp_][lane_], place = node * sizes_.top_k + lane_;
+    const float cost = parent.cost + fabsf(child_log_prob(key_score(key), lse));
     const bool is_last = lane_ == sizes_.top_k - 1 && found.num_finite > static_cast<uint32_t>(sizes_.top_k);
-    candidates_[place] = {legal.token(params_.constraint.trie, number), legal.state(number),
-                          is_last ? kIsLastListed : 0};
+    const Rules& rules = params_.constraint.rules;
+    candidates_[place] = {rules.token(legal, number), rules.state(legal, number), is_last ? kIsLastListed : 0};
     sorted_[first + lane_] = static_cast<uint64_t>(__float_as_uint(cost)) << 32 | place;
   }
 
@@ -392,7 +425,7 @@ class LegalBuild {
 
   __device__ void write() {
     const int valid = shared_.valid;
-    collect_masks(shared_.origins, valid, sizes_.mask_words(), shared_.masks);
+    collect_masks(sizes_, valid, shared_.masks, [&](uint32_t node) { return shared_.origins[node].parent; });
     write_nodes(
         sizes_, params_.out, batch_, params_.roots[batch_], params_.base_lengths[batch_], valid,
         [&](int i) {
@@ -404,13 +437,13 @@ class LegalBuild {
         },
         level(0)[0].state);
     __syncthreads();
-    write_masks(sizes_, params_.out, batch_, shared_.masks, valid);
+    write_masks(sizes_, params_.out, batch_, shared_.masks);
     if (threadIdx.x == 0)
       params_.out.status[batch_] =
           (shared_.is_bad ? kDraftBadRow : 0) | (shared_.is_truncated ? kDraftTruncated : 0);
   }
 
-  const LegalParams& params_;
+  const LegalParams<Rules>& params_;
   const DraftSizes& sizes_;
   LegalShared& shared_;
   uint64_t* sorted_;
@@ -420,11 +453,11 @@ class LegalBuild {
   LegalCandidate* candidates_;
 };
 
-template <typename T>
-__device__ __forceinline__ void build_legal(const LegalParams& params, unsigned char* memory) {
+template <typename T, typename Rules>
+__device__ __forceinline__ void build_legal(const LegalParams<Rules>& params, unsigned char* memory) {
   LegalShared& shared = *reinterpret_cast<LegalShared*>(memory);
   uint64_t* sorted = reinterpret_cast<uint64_t*>(memory + (sizeof(LegalShared) + 15) / 16 * 16);
-  LegalBuild<T>(params, shared, sorted).run();
+  LegalBuild<T, Rules>(params, shared, sorted).run();
 }
 
 }  // namespace flashtrie
@@ -432,18 +465,16 @@ __device__ __forceinline__ void build_legal(const LegalParams& params, unsigned 
 #if defined(__CUDACC__)
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
-extern "C" {
-__global__ void __launch_bounds__(flashtrie::kDraftThreads)
-    draft_legal_float32(const __grid_constant__ flashtrie::LegalParams params) {
-  flashtrie::build_legal<float>(params, shared_memory);
-}
-__global__ void __launch_bounds__(flashtrie::kDraftThreads)
-    draft_legal_float16(const __grid_constant__ flashtrie::LegalParams params) {
-  flashtrie::build_legal<__half>(params, shared_memory);
-}
-__global__ void __launch_bounds__(flashtrie::kDraftThreads)
-    draft_legal_bfloat16(const __grid_constant__ flashtrie::LegalParams params) {
-  flashtrie::build_legal<flashtrie::Bfloat16>(params, shared_memory);
-}
-}
+#define FT_LEGAL_KERNEL(name, T, Rules)                                        \
+  extern "C" __global__ void __launch_bounds__(flashtrie::kDraftThreads)       \
+      name(const __grid_constant__ flashtrie::LegalParams<Rules> params) {     \
+    flashtrie::build_legal<T>(params, shared_memory);                          \
+  }
+
+FT_LEGAL_KERNEL(draft_legal_float32, float, flashtrie::TrieRules)
+FT_LEGAL_KERNEL(draft_legal_float16, __half, flashtrie::TrieRules)
+FT_LEGAL_KERNEL(draft_legal_bfloat16, flashtrie::Bfloat16, flashtrie::TrieRules)
+FT_LEGAL_KERNEL(draft_masked_float32, float, flashtrie::MaskRules)
+FT_LEGAL_KERNEL(draft_masked_float16, __half, flashtrie::MaskRules)
+FT_LEGAL_KERNEL(draft_masked_bfloat16, flashtrie::Bfloat16, flashtrie::MaskRules)
 #endif

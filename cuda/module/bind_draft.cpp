@@ -60,31 +60,67 @@ DraftInputs inputs_of(const DraftSizes& sizes, const RawArray& logits, const Arr
   return {logits.data(), roots.data(), base_lengths.data(), nullptr};
 }
 
+// The drafter's own vocabulary: `vocab_map` [V], the token of each of its ids, none where ids are tokens; and the other way
+// round `draft_ids`, the id of each token, kNoNode where there is none.
+using VocabMap = std::optional<Array<int32_t>>;
+using DraftIdArray = std::optional<Array<uint32_t>>;
+
+void set_map(const DraftSizes& sizes, const VocabMap& vocab_map, DraftInputs& inputs) {
+  if (!vocab_map) return;
+  need(vocab_map->size() == static_cast<size_t>(sizes.vocab_size), "size of vocab_map");
+  inputs.vocab_map = vocab_map->data();
+}
+
 void build(const DraftSizes& sizes, const RawArray& logits, const Array<int32_t>& roots,
-           const Array<int32_t>& base_lengths, const std::optional<Array<int32_t>>& vocab_map,
-           const nb::dict& outputs, int num_threads) {
+           const Array<int32_t>& base_lengths, const VocabMap& vocab_map, const nb::dict& outputs, int num_threads) {
   DraftInputs inputs = inputs_of(sizes, logits, roots, base_lengths);
-  if (vocab_map) {
-    need(vocab_map->size() == static_cast<size_t>(sizes.vocab_size), "size of vocab_map");
-    inputs.vocab_map = vocab_map->data();
-  }
+  set_map(sizes, vocab_map, inputs);
   const DraftOutputs out = outputs_of(sizes, outputs);
   nb::gil_scoped_release release;
-  build_draft_trees(sizes, inputs, nullptr, out, num_threads);
+  build_draft_trees(sizes, inputs, out, num_threads);
+}
+
+// What both kinds of constraints are given beside their rules.
+struct Held {
+  const Array<uint32_t>& start_states;
+  const VocabMap& vocab_map;
+  const DraftIdArray& draft_ids;
+  bool renormalise;
+  int num_threads;
+};
+
+template <typename Rules>
+void build_held(const DraftSizes& sizes, DraftInputs inputs, const nb::dict& outputs, const Rules& rules,
+                uint32_t num_states, const Held& held) {
+  need(held.start_states.size() == static_cast<size_t>(sizes.batch_size), "size of start_states");
+  for (size_t i = 0; i < held.start_states.size(); ++i)
+    need(held.start_states.data()[i] < num_states || held.start_states.data()[i] == kNoNode, "start_states");
+  set_map(sizes, held.vocab_map, inputs);
+  need(held.vocab_map.has_value() == held.draft_ids.has_value(), "vocab_map without draft_ids");
+  DraftIds ids{nullptr, 0};
+  if (held.draft_ids) ids = {held.draft_ids->data(), static_cast<uint32_t>(held.draft_ids->size())};
+  const DraftConstraint<Rules> constraint{rules, ids, held.start_states.data(), held.renormalise ? 1 : 0};
+  const DraftOutputs out = outputs_of(sizes, outputs);
+  nb::gil_scoped_release release;
+  build_held_draft_trees(sizes, inputs, constraint, out, held.num_threads);
 }
 
 void build_legal(const DraftSizes& sizes, const RawArray& logits, const Array<int32_t>& roots,
-                 const Array<int32_t>& base_lengths, const nb::dict& outputs, const PyTrie& trie,
-                 const Array<uint32_t>& start_states, bool renormalise, int64_t end_token, int num_threads) {
-  const DraftInputs inputs = inputs_of(sizes, logits, roots, base_lengths);
-  need(start_states.size() == static_cast<size_t>(sizes.batch_size), "size of start_states");
+                 const Array<int32_t>& base_lengths, const nb::dict& outputs, const PyTrie& trie, int64_t end_token,
+                 const Array<uint32_t>& start_states, const VocabMap& vocab_map, const DraftIdArray& draft_ids,
+                 bool renormalise, int num_threads) {
   const TrieView& view = trie.trie.view();
-  for (size_t i = 0; i < start_states.size(); ++i)
-    need(start_states.data()[i] < view.num_nodes || start_states.data()[i] == kNoNode, "start_states");
-  const DraftConstraint constraint{view, start_states.data(), end_token, renormalise ? 1 : 0};
-  const DraftOutputs out = outputs_of(sizes, outputs);
-  nb::gil_scoped_release release;
-  build_draft_trees(sizes, inputs, &constraint, out, num_threads);
+  build_held(sizes, inputs_of(sizes, logits, roots, base_lengths), outputs, TrieRules{view, end_token}, view.num_nodes,
+             {start_states, vocab_map, draft_ids, renormalise, num_threads});
+}
+
+void build_masked(const DraftSizes& sizes, const RawArray& logits, const Array<int32_t>& roots,
+                  const Array<int32_t>& base_lengths, const nb::dict& outputs, nb::handle masks,
+                  const Array<uint32_t>& start_states, const VocabMap& vocab_map, const DraftIdArray& draft_ids,
+                  bool renormalise, int num_threads) {
+  const MaskView& view = mask_view(masks);
+  build_held(sizes, inputs_of(sizes, logits, roots, base_lengths), outputs, MaskRules{view}, view.num_nodes + 1,
+             {start_states, vocab_map, draft_ids, renormalise, num_threads});
 }
 
 }  // namespace
@@ -103,8 +139,11 @@ void bind_draft(nb::module_& m) {
   m.def("build_draft_trees", &build, nb::arg("sizes"), nb::arg("logits"), nb::arg("roots"), nb::arg("base_lengths"),
         nb::arg("vocab_map").none(), nb::arg("outputs"), nb::arg("num_threads"));
   m.def("build_legal_draft_trees", &build_legal, nb::arg("sizes"), nb::arg("logits"), nb::arg("roots"),
-        nb::arg("base_lengths"), nb::arg("outputs"), nb::arg("trie"), nb::arg("start_states"),
-        nb::arg("renormalise"), nb::arg("end_token"), nb::arg("num_threads"));
+        nb::arg("base_lengths"), nb::arg("outputs"), nb::arg("trie"), nb::arg("end_token"), nb::arg("start_states"),
+        nb::arg("vocab_map").none(), nb::arg("draft_ids").none(), nb::arg("renormalise"), nb::arg("num_threads"));
+  m.def("build_masked_draft_trees", &build_masked, nb::arg("sizes"), nb::arg("logits"), nb::arg("roots"),
+        nb::arg("base_lengths"), nb::arg("outputs"), nb::arg("masks"), nb::arg("start_states"),
+        nb::arg("vocab_map").none(), nb::arg("draft_ids").none(), nb::arg("renormalise"), nb::arg("num_threads"));
 }
 
 }  // namespace flashtrie

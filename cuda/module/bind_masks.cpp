@@ -304,6 +304,8 @@ void bind_mask_rows(nb::module_& m) {
 
 }  // namespace
 
+const MaskView& mask_view(nb::handle masks) { return nb::cast<const PyMasks&>(masks).set->view(); }
+
 void bind_masks(nb::module_& m) {
   m.def("build_automaton", &build_automaton_arrays, nb::arg("tokens"), nb::arg("begins"), nb::arg("bytes"));
   m.def("compile_masks", &compile_arrays, nb::arg("slots"), nb::arg("outputs"), nb::arg("vocab_size"),

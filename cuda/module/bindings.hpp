@@ -8,6 +8,7 @@
 
 #include <vector>
 
+#include "flashtrie/masks.cuh"
 #include "host/trie.hpp"
 
 namespace flashtrie {
@@ -44,6 +45,9 @@ struct PyTrie {
   Array<uint64_t> high_flags, label_high;
   Trie trie;
 };
+
+// The view of a MaskSet object; a type error for anything else.
+const MaskView& mask_view(nb::handle masks);
 
 void bind_trie(nb::module_& m);
 void bind_tails(nb::module_& m);

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from flashtrie_cli.index import Index
     from flashtrie_cli.query.draft import DraftTrees
+    from flashtrie_cli.query.token_masks import TokenMasks
 
 Npy = "NPY"
 
@@ -49,12 +50,15 @@ def command(
     padding: Annotated[
         str, typer.Option(help="What padding nodes attend to: zero (nothing) or self.")
     ] = "zero",
-    index: Annotated[str | None, typer.Option(help="Hold the trees to this index's keys.")] = None,
+    index: Annotated[
+        str | None, typer.Option(help="Hold the trees to this index's keys, or to its token masks.")
+    ] = None,
     constraint: Annotated[
         str, typer.Option(help="Scores under --index: renorm (over the legal tokens) or global.")
     ] = "renorm",
     start_states: Annotated[
-        str | None, typer.Option(metavar=Npy, help="Trie node behind each root; default the trie's root.")
+        str | None,
+        typer.Option(metavar=Npy, help="State behind each root: a node of the index; default its root."),
     ] = None,
     eos: Annotated[int | None, typer.Option(min=0, help="Token that is legal where a key ends.")] = None,
     output_format: Annotated[
@@ -205,10 +209,17 @@ def _report(trees: DraftTrees, read: float, built: float, *, json: bool, quiet: 
     summary(rows, quiet=quiet)
 
 
-def _open(path: str, engine: str) -> Index:
+def _open(path: str, engine: str) -> Index | TokenMasks:
+    """An index of either kind."""
+    from flashtrie_cli.format import layout
+    from flashtrie_cli.format.reader import IndexFile
     from flashtrie_cli.index import Index
+    from flashtrie_cli.query.token_masks import TokenMasks
 
-    return Index.open(path, engine="reference" if engine == "reference" else "auto")
+    file = IndexFile.open(path)
+    if file.kind == layout.KIND_TOKEN_MASKS:
+        return TokenMasks.open(path)
+    return Index(file, engine="reference" if engine == "reference" else "auto")
 
 
 def _show(path: str, index: str | None, engine: str, json: bool) -> None:
@@ -238,17 +249,18 @@ def _show(path: str, index: str | None, engine: str, json: bool) -> None:
             write_line(line)
 
 
-def _texts(index: Index) -> Callable[[int], str] | None:
+def _texts(index: Index | TokenMasks) -> Callable[[int], str] | None:
     """The text of one token by the index's vocabulary; None where it has none."""
     import numpy as np
 
-    if index.vocabulary is None:
-        return None
+    from flashtrie_cli.query.token_masks import TokenMasks
 
     def text_of(token: int) -> str:
         try:
+            if isinstance(index, TokenMasks):
+                return index.tokens[token].decode(errors="replace")
             return index.decode(np.array([token], np.uint32), np.array([0, 1], np.int64))[0]
         except (IndexError, ValueError, OverflowError):
             return "?"
 
-    return text_of
+    return text_of if isinstance(index, TokenMasks) or index.vocabulary is not None else None

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flashtrie_cli.engine.draft_plan import LOGIT_TYPES, DraftInputs, DraftPlan, DraftTrees
+from flashtrie_cli.engine.draft_plan import LOGIT_TYPES, DraftInputs, DraftPlan, DraftTrees, draft_ids
 
 
 def is_available() -> bool:
@@ -20,15 +20,18 @@ def is_available() -> bool:
 
 
 def native_trie(trie: Any) -> Any:
-    """The native trie of an opened index, or of a native trie itself; None for anything else."""
+    """The native trie of an opened index, or of a native trie itself; the native set of token masks; None for
+    anything else."""
     from flashtrie_cli import _native
     from flashtrie_cli.engine.cpu import CpuEngine
 
+    if isinstance(getattr(trie, "set", None), _native.MaskSet):
+        return trie.set
     stored = getattr(trie, "stored", None)
     if stored is not None:
         trie = getattr(trie.engine, "trie", None)
         trie = trie if isinstance(trie, _native.Trie) else CpuEngine(stored).trie
-    return trie if isinstance(trie, _native.Trie) else None
+    return trie if isinstance(trie, _native.Trie | _native.MaskSet) else None
 
 
 def build(plan: DraftPlan, inputs: DraftInputs, out: DraftTrees, threads: int) -> None:
@@ -54,15 +57,21 @@ def build(plan: DraftPlan, inputs: DraftInputs, out: DraftTrees, threads: int) -
             sizes, logits, roots, bases, vocab_map=inputs.vocab_map, outputs=outputs, num_threads=num_threads
         )
         return
-    _native.build_legal_draft_trees(
-        sizes,
-        logits,
-        roots,
-        bases,
-        outputs=outputs,
-        trie=constraint.trie,
-        start_states=constraint.start_states,
-        renormalise=constraint.scoring == "renorm",
-        end_token=-1 if constraint.end_token is None else constraint.end_token,
-        num_threads=num_threads,
-    )
+    held = constraint.trie
+    is_masks = isinstance(held, _native.MaskSet)
+    ids = None
+    if inputs.vocab_map is not None:
+        ids = draft_ids(inputs.vocab_map, 32 * held.num_words if is_masks else 1 << (16 + held.high_width))
+    common = {
+        "outputs": outputs,
+        "start_states": constraint.start_states,
+        "vocab_map": inputs.vocab_map,
+        "draft_ids": ids,
+        "renormalise": constraint.scoring == "renorm",
+        "num_threads": num_threads,
+    }
+    if is_masks:
+        _native.build_masked_draft_trees(sizes, logits, roots, bases, masks=held, **common)
+        return
+    end_token = -1 if constraint.end_token is None else constraint.end_token
+    _native.build_legal_draft_trees(sizes, logits, roots, bases, trie=held, end_token=end_token, **common)

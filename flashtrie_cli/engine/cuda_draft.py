@@ -7,278 +7,24 @@ Device arrays are torch tensors or anything with ``__cuda_array_interface__``.
 from __future__ import annotations
 
 import atexit
-import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from flashtrie_cli.engine import cuda_draft_layout as layout
 from flashtrie_cli.engine import cuda_launch
+from flashtrie_cli.engine.cuda_buffers import checked, device_array, stream_handle
 from flashtrie_cli.engine.draft_plan import (
-    LOGIT_TYPES,
     OUTPUTS,
     DraftConstraint,
     DraftInputs,
     DraftPlan,
     DraftTrees,
+    draft_ids,
 )
 from flashtrie_cli.errors import EngineUnavailable, InputError, UsageError
-
-THREADS = 256
-TILE_LOGITS = 8192
-"""Most logits that one block reads at a time (kTileLogits)."""
-MERGE_BYTES = 8 * 288
-"""Shared memory of a warp's merge list (kMergeStride)."""
-SCAN_BYTES = 8 * 1024 + 176
-"""Shared memory of a block's scan (ScanShared)."""
-BLOCKS_PER_MULTIPROCESSOR = 4
-"""Blocks that run at once (kBlocksAtOnce)."""
-MAX_CHUNK_TILES = 4
-LEGAL_BYTES = 36_032
-"""Shared memory of a block of the constrained kernel before its sort (LegalShared)."""
-_LEVEL_NODE_BYTES, _CANDIDATE_BYTES, _TREE_SHARED_BYTES = 24, 12, 16
-_ALIGNMENT = 256
-_MAX_GRID_Z = 65_535
-
-_pointer = ctypes.c_void_p
-
-
-class _Sizes(ctypes.Structure):
-    """Twin of DraftSizes."""
-
-    _fields_ = (
-        ("batch_size", ctypes.c_int64),
-        ("block_size", ctypes.c_int64),
-        ("vocab_size", ctypes.c_int32),
-        ("num_nodes", ctypes.c_int32),
-        ("top_k", ctypes.c_int32),
-        ("first_row", ctypes.c_int32),
-        ("self_padding", ctypes.c_int32),
-        ("logit_type", ctypes.c_int32),
-    )
-
-
-class _Outputs(ctypes.Structure):
-    """Twin of DraftOutputs: the outputs in the order of OUTPUTS."""
-
-    _fields_ = tuple((name, _pointer) for name in OUTPUTS)
-
-
-class DraftParams(ctypes.Structure):
-    """Twin of the kernel's DraftParams."""
-
-    _fields_ = (
-        ("sizes", _Sizes),
-        ("out", _Outputs),
-        ("logits", _pointer),
-        ("roots", _pointer),
-        ("base_lengths", _pointer),
-        ("vocab_map", _pointer),
-        ("chunk_keys", _pointer),
-        ("chunk_sums", _pointer),
-        ("row_costs", _pointer),
-        ("row_ids", _pointer),
-        ("tickets", _pointer),
-        ("num_chunks", ctypes.c_int32),
-        ("num_tiles", ctypes.c_int32),
-        ("tile_packs", ctypes.c_int32),
-        ("chunk_tiles", ctypes.c_int32),
-        ("sums_only", ctypes.c_int32),
-    )
-
-
-class TrieStruct(ctypes.Structure):
-    """Twin of TrieView."""
-
-    _fields_ = (
-        *((name, _pointer) for name in ("louds", "lines", "wide", "label_low", "high_flags", "high_bits")),
-        ("num_nodes", ctypes.c_uint32),
-        ("num_keys", ctypes.c_uint32),
-        ("high_width", ctypes.c_int32),
-    )
-
-
-class _Constraint(ctypes.Structure):
-    """Twin of the header's DraftConstraint."""
-
-    _fields_ = (
-        ("trie", TrieStruct),
-        ("start_states", _pointer),
-        ("end_token", ctypes.c_int64),
-        ("renormalise", ctypes.c_int32),
-    )
-
-
-class LegalParams(ctypes.Structure):
-    """Twin of the kernel's LegalParams."""
-
-    _fields_ = (
-        ("sizes", _Sizes),
-        ("out", _Outputs),
-        ("constraint", _Constraint),
-        ("logits", _pointer),
-        ("roots", _pointer),
-        ("base_lengths", _pointer),
-        ("chunk_sums", _pointer),
-        ("levels", _pointer),
-        ("candidates", _pointer),
-        ("num_chunks", ctypes.c_int32),
-    )
-
-
-@dataclass(frozen=True)
-class DeviceArray:
-    """What an array on a device says of itself."""
-
-    pointer: int
-    shape: tuple[int, ...]
-    dtype: str
-    is_contiguous: bool
-
-
-def device_array(name: str, array: Any) -> DeviceArray:
-    """Look at a device array; InputError when it is none."""
-    if hasattr(array, "data_ptr") and hasattr(array, "is_cuda"):
-        if not array.is_cuda:
-            raise InputError(f"{name} are not on the device")
-        dtype = str(array.dtype).removeprefix("torch.")
-        return DeviceArray(array.data_ptr(), tuple(array.shape), dtype, array.is_contiguous())
-    interface = getattr(array, "__cuda_array_interface__", None)
-    if interface is None:
-        raise InputError(f"{name} are not on the device")
-    kind = {"i": "int", "u": "uint", "f": "float", "V": "bfloat"}.get(interface["typestr"][1], "other")
-    itemsize = int(interface["typestr"][2:])
-    shape, strides = tuple(interface["shape"]), interface.get("strides")
-    dense, step = [], itemsize
-    for size in reversed(shape):
-        dense.append(step)
-        step *= size
-    is_contiguous = strides is None or tuple(strides) == tuple(reversed(dense))
-    return DeviceArray(interface["data"][0] or 0, shape, f"{kind}{8 * itemsize}", is_contiguous)
-
-
-def _checked(name: str, array: Any, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> int:
-    """The pointer of a contiguous device array of this type and shape, or InputError."""
-    found = device_array(name, array)
-    if found.dtype not in dtypes or found.shape != shape:
-        raise InputError(f"{name}: {found.dtype} {list(found.shape)} instead of {dtypes[0]} {list(shape)}")
-    if not found.is_contiguous:
-        raise InputError(f"{name} are not contiguous")
-    return found.pointer
-
-
-def tiling(plan: DraftPlan, logits: int) -> tuple[int, int]:
-    """How many tiles a row has, and of how many 16-byte packs; rows that start between packs may need one
-    more."""
-    itemsize = 4 if plan.logit_type == "float32" else 2
-    pack = 16 // itemsize
-    aligned = logits % 16 == 0 and plan.vocab_size % pack == 0
-    packs = -(-(plan.vocab_size + (0 if aligned else pack - 1)) // pack)
-    tiles = -(-packs * pack // TILE_LOGITS)
-    return tiles, -(-packs // tiles)
-
-
-def chunk_tiles(plan: DraftPlan, tiles: int, num_multiprocessors: int) -> int:
-    """Tiles of a chunk: one while two rounds of blocks or fewer read everything, more when there are many, so that
-    less is merged. Measured on an H200: docs/benchmarks/draft.md."""
-    blocks = BLOCKS_PER_MULTIPROCESSOR * num_multiprocessors
-    rounds = plan.batch_size * plan.num_depths * tiles / blocks
-    return max(1, min(int(rounds / 2), MAX_CHUNK_TILES, tiles))
-
-
-def _workspace_parts(plan: DraftPlan, constrained: bool) -> dict[str, int]:
-    """Offset of each part of the workspace, and of its end; tickets come first."""
-    rows = plan.batch_size * plan.num_depths
-    chunks = rows * -(-(plan.vocab_size + 14) // TILE_LOGITS)
-    sizes = {
-        "tickets": 4 * (rows + plan.batch_size),
-        "row_costs": 4 * rows * plan.top_k,
-        "row_ids": 4 * rows * plan.top_k,
-        "chunk_sums": 8 * chunks,
-        "chunk_keys": 8 * chunks * plan.top_k,
-        "levels": _LEVEL_NODE_BYTES * plan.batch_size * (plan.num_depths + 1) * plan.num_nodes
-        if constrained
-        else 0,
-        "candidates": _CANDIDATE_BYTES * plan.batch_size * plan.num_nodes * plan.top_k if constrained else 0,
-    }
-    offsets, end = {}, 0
-    for name, size in sizes.items():
-        offsets[name] = end
-        end += -(-size // _ALIGNMENT) * _ALIGNMENT
-    return {**offsets, "end": end}
-
-
-def num_tickets(plan: DraftPlan) -> int:
-    """32-bit words at the start of the workspace that must be zero at first."""
-    return plan.batch_size * (plan.num_depths + 1)
-
-
-def workspace_size(plan: DraftPlan, constrained: bool = False) -> int:
-    """Bytes of workspace, the same for every logit type."""
-    return max(_workspace_parts(plan, constrained)["end"], 1)
-
-
-def shared_bytes(plan: DraftPlan) -> int:
-    """Dynamic shared memory of a block: a chunk's list, then a row's merge list, then the tree and its lists."""
-    tree = plan.num_nodes * (24 + 4 * plan.mask_words) + 4 * (2 * plan.num_depths + 2) * (plan.top_k + 2)
-    return _TREE_SHARED_BYTES + max(SCAN_BYTES, MERGE_BYTES, tree)
-
-
-def legal_shared_bytes(plan: DraftPlan) -> int:
-    """Dynamic shared memory of a block of the constrained kernel: its fixed part, then the keys of a level to sort."""
-    places = 1 << (plan.num_nodes * plan.top_k - 1).bit_length()
-    return LEGAL_BYTES + 8 * max(places, 2)
-
-
-def fill_legal_params(
-    plan: DraftPlan,
-    pointers: dict[str, int],
-    constraint: DraftConstraint,
-    view: Any,
-    workspace: int,
-    num_chunks: int,
-) -> LegalParams:
-    """Parameters of the constrained kernel; ``view``: the trie's device pointers (cuda_layout.TRIE)."""
-    params = LegalParams()
-    _fill_common(params, plan, pointers)
-    params.constraint.trie = TrieStruct.from_buffer_copy(view.tobytes())
-    params.constraint.start_states = pointers.get("start_states", 0)
-    params.constraint.end_token = -1 if constraint.end_token is None else constraint.end_token
-    params.constraint.renormalise = int(constraint.scoring == "renorm")
-    parts = _workspace_parts(plan, True)
-    params.levels, params.candidates = workspace + parts["levels"], workspace + parts["candidates"]
-    if constraint.scoring == "global":
-        params.chunk_sums = workspace + parts["chunk_sums"]
-        params.num_chunks = num_chunks
-    return params
-
-
-def _fill_common(params: DraftParams | LegalParams, plan: DraftPlan, pointers: dict[str, int]) -> None:
-    for name in ("batch_size", "block_size", "vocab_size", "num_nodes", "top_k", "first_row"):
-        setattr(params.sizes, name, getattr(plan, name))
-    params.sizes.self_padding = int(plan.self_padding)
-    params.sizes.logit_type = LOGIT_TYPES[plan.logit_type]
-    for name in OUTPUTS:
-        setattr(params.out, name, pointers.get(name, 0))
-    for name in ("logits", "roots", "base_lengths"):
-        setattr(params, name, pointers.get(name, 0))
-
-
-def fill_params(
-    plan: DraftPlan, pointers: dict[str, int], workspace: int, num_multiprocessors: int
-) -> tuple[DraftParams, tuple[int, int, int]]:
-    """The kernel's parameters and its grid, from pointers by name (inputs and outputs)."""
-    params = DraftParams()
-    _fill_common(params, plan, pointers)
-    params.vocab_map = pointers.get("vocab_map", 0)
-    parts = _workspace_parts(plan, False)
-    for name in ("tickets", "row_costs", "row_ids", "chunk_sums", "chunk_keys"):
-        setattr(params, name, workspace + parts[name])
-    params.num_tiles, params.tile_packs = tiling(plan, pointers["logits"])
-    params.chunk_tiles = chunk_tiles(plan, params.num_tiles, num_multiprocessors)
-    params.num_chunks = -(-params.num_tiles // params.chunk_tiles)
-    if plan.batch_size > _MAX_GRID_Z:
-        raise UsageError(f"{plan.batch_size} batch rows do not fit into one launch", hint="split the batch")
-    chunks = params.num_chunks if plan.num_depths else 1
-    return params, (chunks, max(plan.num_depths, 1), plan.batch_size)
 
 
 class PreparedDraft:
@@ -292,36 +38,39 @@ class PreparedDraft:
             logit_types += ("uint16", "int16")
         batch, shape = (plan.batch_size,), (plan.batch_size, plan.block_size, plan.vocab_size)
         pointers = {
-            "logits": _checked("logits", inputs.logits, logit_types, shape),
-            "roots": _checked("roots", inputs.roots, ("int32",), batch),
-            "base_lengths": _checked("base lengths", inputs.base_lengths, ("int32",), batch),
+            "logits": checked("logits", inputs.logits, logit_types, shape),
+            "roots": checked("roots", inputs.roots, ("int32",), batch),
+            "base_lengths": checked("base lengths", inputs.base_lengths, ("int32",), batch),
         }
         if inputs.vocab_map is not None:
-            mapping = _checked(
+            mapping = checked(
                 "the vocabulary map's entries", inputs.vocab_map, ("int32",), (plan.vocab_size,)
             )
             pointers["vocab_map"] = mapping
         if constraint is not None and constraint.start_states is not None:
-            starts = _checked("start states", constraint.start_states, ("uint32", "int32"), batch)
+            starts = checked("start states", constraint.start_states, ("uint32", "int32"), batch)
             pointers["start_states"] = starts
         self.trees = _allocate(plan, inputs.logits, constraint is not None) if out is None else out
         for name, array in self.trees.arrays().items():
-            pointers[name] = _checked(f"output {name}", array, _output_types(name), plan.shape(name))
+            pointers[name] = checked(f"output {name}", array, _output_types(name), plan.shape(name))
         optional = {"node_states"} if constraint is None else set()
         missing = [name for name in OUTPUTS if name not in pointers and name not in optional]
         if missing:
             raise InputError(f"output {missing[0]} is missing")
         self._must_zero = workspace is None
-        needed = workspace_size(plan, constraint is not None)
+        needed = layout.workspace_size(plan, constraint is not None)
         self._workspace = _empty(inputs.logits, needed, "uint8") if workspace is None else workspace
         space = device_array("workspace", self._workspace)
         if space.dtype != "uint8" or len(space.shape) != 1 or space.shape[0] < needed:
             raise InputError(f"the workspace is not a uint8 array of {needed} bytes")
-        if space.pointer % _ALIGNMENT:
-            raise InputError(f"the workspace does not start on {_ALIGNMENT} bytes")
-        self._tickets = (space.pointer, num_tickets(plan))
-        self._launches = _prepare(plan, pointers, constraint, space.pointer)
-        self._inputs = inputs  # keeps the buffers alive
+        if space.pointer % layout.ALIGNMENT:
+            raise InputError(f"the workspace does not start on {layout.ALIGNMENT} bytes")
+        self._tickets = (space.pointer, layout.num_tickets(plan))
+        host_map = None
+        if constraint is not None and inputs.vocab_map is not None:
+            host_map = _to_host(pointers["vocab_map"], plan.vocab_size)
+        self._launches, held = _prepare(plan, pointers, constraint, host_map, space.pointer)
+        self._held = (inputs, held)  # keeps the buffers alive
 
     def __call__(self, stream: Any = None) -> DraftTrees:
         """Queue the build on ``stream`` and return its outputs, which are ready when the stream gets
@@ -333,19 +82,6 @@ class PreparedDraft:
         for launch in self._launches:
             launch(handle)
         return self.trees
-
-
-def stream_handle(stream: Any) -> int:
-    """The driver's handle of a stream: an integer, or torch's, cupy's or PyCUDA's object."""
-    if stream is None:
-        return 0
-    for attribute in ("cuda_stream", "ptr", "handle"):
-        handle = getattr(stream, attribute, None)
-        if isinstance(handle, int):
-            return handle
-    if isinstance(stream, int):
-        return stream
-    raise InputError(f"{type(stream).__name__} is no stream", hint="pass its handle as an integer")
 
 
 def _output_types(name: str) -> tuple[str, ...]:
@@ -388,30 +124,82 @@ def _module(part: str, ordinal: int) -> tuple[cuda_launch.KernelModule, int]:
     return module, device.num_multiprocessors
 
 
+def _to_host(pointer: int, count: int) -> np.ndarray[Any, Any]:
+    """The vocabulary map as it is on the device now; waits for what the device has been given to do."""
+    from flashtrie_cli.engine import cuda_loader
+
+    cuda_loader.open_device(cuda_launch.device_of(pointer))
+    import pycuda.driver as cuda
+
+    cuda.Context.synchronize()
+    array = np.empty(count, np.int32)
+    cuda.memcpy_dtoh(array, pointer)
+    return array
+
+
 def _prepare(
-    plan: DraftPlan, pointers: dict[str, int], constraint: DraftConstraint | None, workspace: int
-) -> list[cuda_launch.PreparedLaunch]:
-    """The launches of one build: one, or the rows' sums first where constrained scores need them."""
+    plan: DraftPlan,
+    pointers: dict[str, int],
+    constraint: DraftConstraint | None,
+    vocab_map: np.ndarray[Any, Any] | None,
+    workspace: int,
+) -> tuple[list[cuda_launch.PreparedLaunch], Any]:
+    """The launches of one build: one, or the rows' sums first where constrained scores need them; and what they need
+    kept. ``vocab_map``: the map on the host, for a constrained build."""
     if plan.batch_size == 0:
-        return []
+        return [], None
     ordinal = cuda_launch.device_of(pointers["logits"])
     launches, num_chunks = [], 0
     if constraint is None or (constraint.scoring == "global" and plan.num_depths):
         module, num_multiprocessors = _module("draft", ordinal)
-        params, grid = fill_params(plan, pointers, workspace, num_multiprocessors)
+        params, grid = layout.fill_params(plan, pointers, workspace, num_multiprocessors)
         params.sums_only = int(constraint is not None)
         num_chunks = params.num_chunks
-        needed = shared_bytes(plan)
+        needed = layout.shared_bytes(plan)
         kernel = module.kernel(f"draft_{plan.logit_type}", needed)
-        launches.append(cuda_launch.PreparedLaunch(kernel, grid, THREADS, needed, params))
-    if constraint is not None:
-        module, _ = _module("draft_legal", ordinal)
-        view = _device_trie(constraint.trie, ordinal).view
-        legal = fill_legal_params(plan, pointers, constraint, view, workspace, num_chunks)
-        needed = legal_shared_bytes(plan)
-        kernel = module.kernel(f"draft_legal_{plan.logit_type}", needed)
-        launches.append(cuda_launch.PreparedLaunch(kernel, (plan.batch_size, 1, 1), THREADS, needed, legal))
-    return launches
+        launches.append(cuda_launch.PreparedLaunch(kernel, grid, layout.THREADS, needed, params))
+    if constraint is None:
+        return launches, None
+    rules = _device_rules(constraint, ordinal)
+    ids = None if vocab_map is None else _upload(draft_ids(vocab_map, rules.num_tokens))
+    params = layout.fill_legal_params(
+        plan, pointers | ({} if ids is None else {"draft_ids": int(ids)}), rules.params, workspace,
+        renormalise=constraint.scoring == "renorm", num_chunks=num_chunks, num_mapped=rules.num_tokens,
+    )  # fmt: skip
+    needed = layout.legal_shared_bytes(plan)
+    kernel = _module("draft_legal", ordinal)[0].kernel(f"{rules.kernel}_{plan.logit_type}", needed)
+    launch = cuda_launch.PreparedLaunch(kernel, (plan.batch_size, 1, 1), layout.THREADS, needed, params)
+    return [*launches, launch], (ids, rules)
+
+
+@dataclass(frozen=True)
+class DeviceRules:
+    """What holds the tree, on the device: its kernel and parameters, a bound of its token ids, and the memory."""
+
+    kernel: str
+    params: Any
+    num_tokens: int
+    memory: Any
+
+
+def _device_rules(constraint: DraftConstraint, ordinal: int) -> DeviceRules:
+    from flashtrie_cli.engine.cuda_masks import CudaMasks
+
+    held = constraint.trie
+    if isinstance(held, CudaMasks) or hasattr(held, "on_device"):
+        masks = held if isinstance(held, CudaMasks) else _uploaded_once(held, ordinal, held.on_device)
+        if masks.ordinal != ordinal:
+            raise InputError(f"the masks are on device {masks.ordinal}, the logits on device {ordinal}")
+        return DeviceRules("draft_masked", layout.mask_rules(masks.view), int(masks.view.vocab_size), masks)
+    trie = _device_trie(held, ordinal)
+    num_tokens = 1 << (16 + int(trie.view["high_width"]))
+    return DeviceRules("draft_legal", layout.trie_rules(trie.view, constraint.end_token), num_tokens, trie)
+
+
+def _upload(array: np.ndarray[Any, Any]) -> Any:
+    import pycuda.driver as cuda
+
+    return cuda.to_device(array)
 
 
 def _device_trie(trie: Any, ordinal: int) -> Any:
@@ -429,12 +217,17 @@ def _device_trie(trie: Any, ordinal: int) -> Any:
     native = cpu_draft.native_trie(trie) if cpu_draft.is_available() else None
     if native is None:
         raise UsageError("the cuda engine needs the trie of an opened index")
-    key = (id(native), ordinal)
+    return _uploaded_once(native, ordinal, lambda device: DeviceTrie(native, cuda_loader.open_device(device)))
+
+
+def _uploaded_once(held: Any, ordinal: int, upload: Callable[[int], Any]) -> Any:
+    """What ``upload`` puts on the device; kept until another comes, as what is used often is opened there."""
+    key = (id(held), ordinal)
     if key not in _uploaded:
         if not _uploaded:
             atexit.register(_uploaded.clear)  # before the context goes
-        _uploaded.clear()  # one at a time: an index that is used often is opened with the cuda engine
-        _uploaded[key] = (native, DeviceTrie(native, cuda_loader.open_device(ordinal)))
+        _uploaded.clear()
+        _uploaded[key] = (held, upload(ordinal))
     return _uploaded[key][1]
 
 
@@ -466,15 +259,16 @@ def build_from_host(plan: DraftPlan, inputs: DraftInputs, out: DraftTrees) -> No
     try:
         held = {name: cuda.to_device(array) for name, array in given.items()}
         held |= {name: cuda.mem_alloc(max(array.nbytes, 1)) for name, array in out.arrays().items()}
-        workspace = cuda.mem_alloc(workspace_size(plan, constraint is not None))
+        workspace = cuda.mem_alloc(layout.workspace_size(plan, constraint is not None))
     except cuda.MemoryError as error:
         raise EngineUnavailable(
             f"the device's memory is too small: {error}", hint="split the batch"
         ) from None
-    cuda.memset_d32(workspace, 0, num_tickets(plan))
-    for launch in _prepare(
-        plan, {name: int(array) for name, array in held.items()}, constraint, int(workspace)
-    ):
+    cuda.memset_d32(workspace, 0, layout.num_tickets(plan))
+    pointers = {name: int(array) for name, array in held.items()}
+    launches, kept = _prepare(plan, pointers, constraint, inputs.vocab_map, int(workspace))
+    for launch in launches:
         launch(0)
     for name, array in out.arrays().items():
         cuda.memcpy_dtoh(array, held[name])
+    del kept

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from flashtrie_cli.engine import cuda_launch
 from flashtrie_cli.engine.cpu_masks import MaskArrays
+from flashtrie_cli.engine.cuda_draft_layout import Masks
 from flashtrie_cli.engine.cuda_tokens import (
     THREADS,
     CudaTokens,
@@ -58,7 +59,7 @@ class RecordParams(ctypes.Structure):
 
 
 class CudaMasks(CudaTokens):
-    """The masks of a `TokenMasks` on one device: 32 bytes a node, 4 an entry, and dense rows of up to 64 MiB."""
+    """The masks of a `TokenMasks` on one device: 36 bytes a node, 4 an entry, and dense rows of up to 64 MiB."""
 
     prefix = "mask"
     rows_per_block = THREADS
@@ -71,6 +72,7 @@ class CudaMasks(CudaTokens):
             num_nodes=len(arrays.labels), num_far=len(arrays.far_entries), vocab_size=vocab_size,
             hop_bits=mask_set.hop_bits,
         )  # fmt: skip
+        self.ordinal = device
         super().__init__("masks", source, device)
         self._place(arrays, mask_set, eos)
 
@@ -94,7 +96,15 @@ class CudaMasks(CudaTokens):
         source.dense = dense_rows(at["dense_nodes"], at["dense_words"], nodes, self.num_words)
         self._make_records(at, len(nodes))
         cuda_launch.wait(0)
-        del self._memory["rows"]  # the records say it all
+
+    @property
+    def view(self) -> Masks:
+        """The lists' device pointers and sizes, for other kernels."""
+        source, ends = self._source, self._source.ends
+        return Masks(
+            int(self._memory["rows"]), source.entries, source.far_entries, source.far_targets, ends.tokens,
+            source.num_nodes, source.num_far, ends.count, source.vocab_size, source.hop_bits,
+        )  # fmt: skip
 
     def _make_records(self, at: dict[str, int], num_dense: int) -> None:
         num_nodes = self._source.num_nodes

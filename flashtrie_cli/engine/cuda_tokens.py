@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flashtrie_cli.engine import cuda_launch
-from flashtrie_cli.engine.cuda_draft import DeviceArray, device_array, stream_handle
+from flashtrie_cli.engine.cuda_buffers import DeviceArray, device_array, stream_handle
 from flashtrie_cli.errors import EngineUnavailable, InputError
 
 THREADS = 256

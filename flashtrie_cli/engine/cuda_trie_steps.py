@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flashtrie_cli.engine.cuda_draft import DeviceArray, TrieStruct, device_array
+from flashtrie_cli.engine.cuda_buffers import DeviceArray, device_array
+from flashtrie_cli.engine.cuda_draft_layout import Trie as TrieStruct
 from flashtrie_cli.engine.cuda_tokens import (
     WARPS,
     CudaTokens,

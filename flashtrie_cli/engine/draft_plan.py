@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from flashtrie_cli.errors import InputError
+
 STATUS_BAD_ROW = 1
 """A logits row that was read holds NaN or +inf; it offers no candidates."""
 STATUS_TRUNCATED = 2
@@ -120,12 +122,13 @@ class TokenTrie(Protocol):
 
 @dataclass(frozen=True)
 class DraftConstraint:
-    """A token trie that the tree must not leave.
+    """A token trie, or token masks, that the tree must not leave.
 
     ``scoring``: "global" keeps the drafter's log-probs over the whole vocabulary, "renorm" renormalises
     them over each node's legal tokens. ``start_states`` int64 [B]: the trie node behind each root.
     ``end_token`` is legal wherever a key ends, and nothing follows it; None: keys end without a token.
-    ``trie``: a `TokenTrie` for the reference engine, the opened index's trie for the others.
+    ``trie``: a `TokenTrie` for the reference engine, the opened index's trie or masks for the others. Masks have ends
+    of their own, and no ``end_token``.
     """
 
     trie: Any
@@ -138,7 +141,8 @@ class DraftConstraint:
 class DraftInputs:
     """The arrays of one build: numpy arrays for the host engines, device arrays for the cuda engine.
 
-    ``logits`` [B, block, V]; ``roots`` and ``base_lengths`` int32 [B]; ``vocab_map`` int32 [V].
+    ``logits`` [B, block, V]; ``roots`` and ``base_lengths`` int32 [B]; ``vocab_map`` int32 [V]. A constraint speaks of
+    the map's tokens, the logits of the drafter's own ids.
     """
 
     logits: Any
@@ -146,3 +150,24 @@ class DraftInputs:
     base_lengths: Any
     vocab_map: Any = None
     constraint: DraftConstraint | None = None
+
+
+def check_one_to_one(vocab_map: np.ndarray[Any, Any]) -> None:
+    """InputError where two of the drafter's ids stand for one token, so that a token would have two probabilities."""
+    ordered = np.sort(vocab_map)
+    twice = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if len(twice):
+        raise InputError(
+            f"the vocabulary map gives token {int(ordered[twice[0]])} to two of the drafter's ids",
+            hint="a constrained tree needs each token once",
+        )
+
+
+def draft_ids(vocab_map: np.ndarray[Any, Any], num_tokens: int) -> np.ndarray[Any, Any]:
+    """The drafter's id of each token below ``num_tokens``, uint32, NO_STATE where there is none: ``vocab_map`` int32
+    [V] the other way round. Raises InputError."""
+    check_one_to_one(vocab_map)
+    ids = np.full(max(num_tokens, 1), NO_STATE, np.uint32)
+    inside = np.flatnonzero((vocab_map >= 0) & (vocab_map < num_tokens))
+    ids[vocab_map[inside]] = inside
+    return ids

@@ -59,7 +59,7 @@ def build(plan: DraftPlan, inputs: DraftInputs, out: DraftTrees) -> None:
     logits = as_float32(plan, inputs.logits)
     for batch in range(plan.batch_size):
         rows = logits[batch, plan.first_row : plan.first_row + plan.num_depths]
-        offers, is_bad = _offers(plan, rows, inputs.constraint)
+        offers, is_bad = _offers(plan, rows, inputs)
         start = NO_STATE if inputs.constraint is None else int(inputs.constraint.start_states[batch])
         nodes = _grow(plan, Node(int(inputs.roots[batch]), 0, -1, np.float32(0), start), offers)
         out.status[batch] = _status(plan, nodes, is_bad)
@@ -103,17 +103,18 @@ def _best(
 
 
 def _offers(
-    plan: DraftPlan, rows: npt.NDArray[np.float32], constraint: DraftConstraint | None
+    plan: DraftPlan, rows: npt.NDArray[np.float32], inputs: DraftInputs
 ) -> tuple[Callable[[Node], Candidates], bool]:
     """The function that gives a node's candidates, and whether a row was found bad at once."""
+    constraint = inputs.constraint
     if constraint is not None and constraint.scoring == "renorm":
-        return _legal_offers(plan, rows, constraint, None), False
+        return _legal_offers(plan, rows, constraint, inputs.vocab_map, None), False
     bad = [_has_bad(row) for row in rows]
     if constraint is not None:
         sums = [
             np.float32(np.nan) if is_bad else log_sum_exp(row) for row, is_bad in zip(rows, bad, strict=True)
         ]
-        return _legal_offers(plan, rows, constraint, sums), any(bad)
+        return _legal_offers(plan, rows, constraint, inputs.vocab_map, sums), any(bad)
     ids = np.arange(plan.vocab_size)
     shared = [
         Candidates() if is_bad else _best(ids, row, (), log_sum_exp(row), plan.top_k)
@@ -128,14 +129,17 @@ def _legal_offers(
     plan: DraftPlan,
     rows: npt.NDArray[np.float32],
     constraint: DraftConstraint,
+    vocab_map: npt.NDArray[np.int32] | None,
     sums: Sequence[np.float32] | None,
 ) -> Callable[[Node], Candidates]:
     """Candidates among the children in the trie; ``sums``: each row's log-sum-exp, None to renormalise."""
+    id_of = None if vocab_map is None else {int(token): i for i, token in enumerate(vocab_map)}
 
     def offers(node: Node) -> Candidates:
         tokens, states = legal_tokens(constraint.trie, node.state, constraint.end_token)
-        inside = [at for at, token in enumerate(tokens) if token < plan.vocab_size]
-        ids = np.array([tokens[at] for at in inside], np.int64)
+        known = tokens if id_of is None else [id_of.get(token, plan.vocab_size) for token in tokens]
+        inside = [at for at in np.argsort(known, kind="stable") if known[at] < plan.vocab_size]
+        ids = np.array([known[at] for at in inside], np.int64)
         values = rows[node.depth][ids]
         if sums is None:
             if _has_bad(values):
@@ -164,8 +168,26 @@ class ReferenceTrie:
         return bool(self._engine.terminal[state])
 
 
+class ReferenceMaskTrie:
+    """Token masks as a `TokenTrie` whose keys never end: the end-of-sequence ids are tokens like others, and lead to
+    the masks' own state after the end."""
+
+    def __init__(self, masks: Any):
+        self._masks = masks
+
+    def children(self, state: int) -> tuple[Sequence[int], Sequence[int]]:
+        tokens = self._masks.allowed(state)
+        states, _ = self._masks.advance(np.full(len(tokens), state, np.uint32), tokens)
+        return tokens.tolist(), states.tolist()
+
+    def is_terminal(self, state: int) -> bool:
+        return False
+
+
 def token_trie(trie: Any) -> TokenTrie | None:
-    """What the reference engine walks: a `TokenTrie` as it is, or the trie of an opened index."""
+    """What the reference engine walks: a `TokenTrie` as it is, or the trie or the masks of an opened index."""
+    if hasattr(trie, "allowed") and hasattr(trie, "ended"):
+        return ReferenceMaskTrie(trie)
     if hasattr(trie, "stored"):
         return ReferenceTrie(trie.stored)
     return trie if hasattr(trie, "children") and hasattr(trie, "is_terminal") else None

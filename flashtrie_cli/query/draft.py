@@ -28,6 +28,7 @@ from flashtrie_cli.engine.draft_plan import (
     DraftPlan,
     DraftTrees,
     allocate,
+    check_one_to_one,
 )
 from flashtrie_cli.errors import EngineUnavailable, InputError, UsageError
 
@@ -85,11 +86,12 @@ def build_draft_trees(
     token id -> full token id, for every node but the root; ties are broken before mapping.
     ``padding="self"`` lets padding nodes attend to themselves, for kernels that cannot take an empty row.
 
-    ``trie`` (an opened `Index`) holds the tree to its keys from ``start_states`` [B] on (default: the
+    ``trie`` (an opened `Index`, or `TokenMasks`) holds the tree to its keys from ``start_states`` [B] on (default: the
     trie's root) with ``scoring`` "renorm" (each node's legal tokens share probability 1, as when the target
     is masked the same way) or "global" (the drafter's own log-probs). All legal children are scored, so
     none is lost to ``top_k``, which then only caps the children of one node. ``end_token`` is legal where a
-    key ends.
+    key ends; masks have end-of-sequence ids of their own. With ``vocab_map`` the keys are of full tokens; those
+    that the drafter has no id for are not drafted.
 
     Numpy arrays in, numpy arrays out, on ``engine`` "auto", "cpu", "reference" or "cuda". Device arrays
     (anything with ``__cuda_array_interface__``) stay on the device: work is queued on ``stream`` (an object
@@ -102,7 +104,7 @@ def build_draft_trees(
     _check_options(num_nodes, first_row, padding, scoring, engine)
     on_device = bool(getattr(logits, "is_cuda", False)) or hasattr(logits, "__cuda_array_interface__")
     plan = _plan(logits, num_nodes, top_k, first_row, padding, logit_type)
-    constraint = _constraint(vocab_map, trie, scoring, start_states, end_token)
+    constraint = _constraint(trie, scoring, start_states, end_token)
     inputs = DraftInputs(logits, roots, base_lengths, vocab_map, constraint)
     if not on_device:
         return _build_from_host(plan, inputs, out, engine, threads)
@@ -143,7 +145,7 @@ def prepare_draft_trees(
     _check_options(num_nodes, first_row, padding, scoring, "cuda")
     plan = _plan(logits, num_nodes, top_k, first_row, padding, logit_type)
     _check_cuda_limits(plan)
-    constraint = _constraint(vocab_map, trie, scoring, start_states, end_token)
+    constraint = _constraint(trie, scoring, start_states, end_token)
     from flashtrie_cli.engine import cuda_draft
 
     inputs = DraftInputs(logits, roots, base_lengths, vocab_map, constraint)
@@ -160,9 +162,9 @@ def draft_workspace_size(
     constrained: bool = False,
 ) -> int:
     """Bytes of device memory that a cuda build of these sizes needs; zero them once before the first build."""
-    from flashtrie_cli.engine import cuda_draft
+    from flashtrie_cli.engine import cuda_draft_layout
 
-    return cuda_draft.workspace_size(
+    return cuda_draft_layout.workspace_size(
         DraftPlan(batch_size, block_size, vocab_size, num_nodes, top_k), constrained
     )
 
@@ -241,6 +243,8 @@ def _host_inputs(plan: DraftPlan, inputs: DraftInputs) -> DraftInputs:
     constraint = inputs.constraint
     if constraint is not None:
         constraint = replace(constraint, start_states=_start_states(plan, constraint))
+        if mapping is not None:
+            check_one_to_one(mapping)
     return DraftInputs(np.ascontiguousarray(inputs.logits), roots, bases, mapping, constraint)
 
 
@@ -251,22 +255,24 @@ def _start_states(plan: DraftPlan, constraint: DraftConstraint) -> npt.NDArray[n
     if starts.shape != (plan.batch_size,) or starts.dtype.kind not in "iu":
         raise InputError(f"start states are not {plan.batch_size} integers")
     num_nodes = min(getattr(constraint.trie, "num_nodes", NO_STATE), NO_STATE)
-    if np.any((starts != NO_STATE) & ((starts < 0) | (starts >= num_nodes))):
-        raise InputError(f"start states are not nodes of the trie (0 to {num_nodes - 1})")
+    num_states = num_nodes + _is_masks(constraint.trie)  # masks have one after the end
+    if np.any((starts != NO_STATE) & ((starts < 0) | (starts >= num_states))):
+        raise InputError(f"start states are not nodes of the trie (0 to {num_states - 1})")
     return np.ascontiguousarray(starts, np.uint32)
 
 
-def _constraint(
-    vocab_map: Any, trie: Any, scoring: str, start_states: Any, end_token: int | None
-) -> DraftConstraint | None:
+def _is_masks(trie: Any) -> bool:
+    """Whether ``trie`` is `TokenMasks`, or what their `on_device` gives, rather than a token trie."""
+    return hasattr(trie, "vocab_size") or hasattr(getattr(trie, "view", None), "hop_bits")
+
+
+def _constraint(trie: Any, scoring: str, start_states: Any, end_token: int | None) -> DraftConstraint | None:
     if trie is None:
         if start_states is not None or end_token is not None:
             raise UsageError("start states and an end token mean nothing without a trie")
         return None
-    if vocab_map is not None:
-        raise UsageError(
-            "a vocabulary map and a trie cannot be combined", hint="build the trie over the drafter's ids"
-        )
+    if end_token is not None and _is_masks(trie):
+        raise UsageError("token masks end by their own end-of-sequence ids, not by an end token")
     if end_token is not None and not 0 <= end_token <= _INT32_MAX:
         raise UsageError(f"end token {end_token} is not between 0 and {_INT32_MAX}")
     return DraftConstraint(trie, scoring, start_states, end_token)
