@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -245,8 +246,10 @@ class HostPipeline:
         # A large batch is cut in pieces, so that the copies of one overlap with the search of another.
         self.chunk = max(min(most, -(-num_queries // 4) if num_queries >= 1024 else num_queries), 1)
         self._result_limit, self._depth = plan.result_limit, depth
-        self._make = lambda: _Lane(
-            trie, self.chunk, self._num_steps, self._num_slots, plan,
+        # Nothing here refers back to the pipeline, or to the first batch: device memory goes when its last owner goes,
+        # and not when cycles are collected, maybe on a thread where the driver has no context.
+        self._make = partial(
+            _Lane, trie, self.chunk, self._num_steps, self._num_slots, plan,
             GridType(tokens.itemsize, logprobs.itemsize), tokens.dtype, logprobs.dtype, times_kernels=times_kernels,
         )  # fmt: skip
         self._lanes = [self._make()]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import shutil
 import sys
 import types
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,25 @@ def test_answers_outlive_the_next_call(driver: EmulatedDriver) -> None:
     address = third.scores.__array_interface__["data"][0]
     del third
     assert cuda.search(*grids[3], plan).scores.__array_interface__["data"][0] == address
+
+
+def test_an_engine_goes_with_its_last_owner(driver: EmulatedDriver) -> None:
+    """Not when cycles are collected: that may be on a thread where the driver has no context."""
+    _, cuda = both(many_keys(100, 20, 1))
+    grid = random_grids((3, 3, 12), 20, 1, 1000)
+    cuda.search(*grid, SearchPlan(beam_width=9))
+    cuda.search(grid[0][:1], grid[1][:1], SearchPlan(beam_width=9))
+    engine: Any = cuda.engine
+    parts = [weakref.ref(part) for part in (engine, engine.device_trie, *engine._pipelines.values())]
+    tokens = weakref.ref(grid[0])
+    gc.disable()
+    try:
+        del grid
+        assert tokens() is None
+        del engine, cuda
+        assert [part() for part in parts] == [None] * 4
+    finally:
+        gc.enable()
 
 
 def test_no_hits_at_all(driver: EmulatedDriver) -> None:
