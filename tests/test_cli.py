@@ -338,7 +338,13 @@ class TestTrouble:
         target = tmp_path / "i.ft"
         command = [*COMMAND, "build", str(big_input), "--input", "ids", "-o", str(target), "--level", "22"]
         process = subprocess.Popen(
-            command, env=ENVIRONMENT, cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            command,
+            env=ENVIRONMENT,
+            cwd=HERE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # A shell without job control has its background jobs ignore SIGINT, and so their children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         time.sleep(seconds)
         assert process.poll() is None, "the build was over before it could be interrupted"
