@@ -106,6 +106,36 @@ def test_floors_drop_nothing_that_counts(library: ctypes.CDLL, kernel: str, step
         assert found.identical(cpu.search(tokens, logprobs, plan))
 
 
+def test_a_line_with_more_children_than_a_tag_can_count(library: ctypes.CDLL) -> None:
+    """The root has them; the children of the nodes behind it in its line stand in the wide table."""
+    keys = [(token,) for token in range(70_000)] + [
+        (token, child) for token in range(70) for child in (5, 7, 69_999)
+    ]
+    cpu, _ = engines(keys)
+    tokens = np.array([[[3, 68, 69_998, 12], [7, 69_999, 5, 8]]], np.uint32)
+    logprobs = np.array([[[-1, -2, -3, -4], [-1, -1.5, -2, -3]]], np.float32)
+    plan = SearchPlan(beam_width=4, num_results=16)
+    engine = emulated(library, cpu, "search_alone")
+    engine.uses_root_table = False  # it has small labels only
+    found = engine.search(tokens, logprobs, plan)
+    assert found.num_hits == 4 + 3 * 3
+    assert found.identical(cpu.search(tokens, logprobs, plan))
+
+
+@pytest.mark.parametrize("kernel", sorted(KERNELS))
+@pytest.mark.parametrize("apart", [0.0, 2.0**-20, 0.25])
+def test_hits_are_in_order_whether_they_share_a_bin_or_not(
+    library: ctypes.CDLL, kernel: str, apart: float
+) -> None:
+    cpu, _ = engines(many_keys(400, 30, 8))
+    rng = np.random.default_rng(9)
+    tokens = np.stack([rng.permutation(30) for _ in range(6)]).reshape(2, 3, 30).astype(np.uint32)
+    logprobs = (-1 - apart * rng.integers(0, 40, tokens.shape)).astype(np.float32)
+    for plan in (SearchPlan(beam_width=25, num_results=40), SearchPlan(beam_width=50, num_results=300)):
+        found = emulated(library, cpu, kernel).search(tokens, logprobs, plan, num_blocks=KERNELS[kernel])
+        assert found.identical(cpu.search(tokens, logprobs, plan))
+
+
 def test_several_queries_a_block_with_widths_and_steps_of_their_own(library: ctypes.CDLL) -> None:
     keys = many_keys(500, 12, 3)
     cpu, _ = engines(keys)
