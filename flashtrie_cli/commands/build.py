@@ -107,6 +107,20 @@ def command(
     from flashtrie_cli.errors import UsageError
 
     if masks:
+        keys_alone = (
+            lowercase,
+            values,
+            value_type != "auto",
+            duplicates != "first",
+            is_sorted,
+            tail != "off",
+            estimate,
+        )
+        if any(keys_alone):
+            raise UsageError(
+                "--lowercase, --values, --value-type, --duplicates, --sorted, --tail and --estimate are for keys, "
+                "not for --masks"
+            )
         from flashtrie_cli.commands.common import thread_count
         from flashtrie_cli.masks_build import build_masks
 

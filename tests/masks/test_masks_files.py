@@ -279,6 +279,28 @@ def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[byte
     return run_flashtrie(*arguments, stdin=stdin)
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--lowercase",
+        "--values 2",
+        "--value-type float",
+        "--duplicates sum",
+        "--sorted",
+        "--tail on",
+        "--estimate",
+    ],
+)
+def test_options_for_keys_are_refused(tmp_path, option):
+    """Instead of masks that leave out what was asked for."""
+    (tmp_path / "set.txt").write_text("Yes\n")
+    target = tmp_path / "m.ft"
+    refused = run("build", str(tmp_path / "set.txt"), "-o", str(target), "--masks", *option.split())
+    assert refused.returncode == 2
+    assert b"not for --masks" in refused.stderr
+    assert not target.exists()
+
+
 def test_mask_command(masks, tmp_path):
     path = str(tmp_path / "set.ftrie")
     masks.save(path)
