@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -99,3 +101,21 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if report.skipped and item.get_closest_marker("gpu") and item.config.getoption("--gpu-required"):
         report.outcome = "failed"
         report.longrepr = f"skipped where a GPU is required: {report.longrepr[2]}"
+
+
+@pytest.fixture
+def install_pycuda(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Puts something in the place of ``pycuda.driver``, with a driver library that is there and nothing opened yet."""
+    from flashtrie_cli.engine import cuda_loader
+
+    def install(driver: Any) -> None:
+        package = types.ModuleType("pycuda")
+        package.driver = driver  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "pycuda", package)
+        monkeypatch.setitem(sys.modules, "pycuda.driver", driver)
+        monkeypatch.setattr(cuda_loader.ctypes, "CDLL", lambda name: object())
+        monkeypatch.setattr(cuda_loader, "_devices", {})
+        monkeypatch.setattr(cuda_loader, "_modules", {})
+        monkeypatch.setattr(cuda_loader.atexit, "register", lambda *arguments: None)
+
+    return install

@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +80,10 @@ class FakeCuda(types.ModuleType):
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+def cuda(install_pycuda: Callable[[Any], None]) -> FakeCuda:
     """A driver library and a PyCUDA that are there."""
     fake = FakeCuda()
-    package = types.ModuleType("pycuda")
-    package.driver = fake  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "pycuda", package)
-    monkeypatch.setitem(sys.modules, "pycuda.driver", fake)
-    monkeypatch.setattr(cuda_loader.ctypes, "CDLL", lambda name: object())
-    monkeypatch.setattr(cuda_loader, "_devices", {})
-    monkeypatch.setattr(cuda_loader, "_modules", {})
-    monkeypatch.setattr(cuda_loader.atexit, "register", lambda *arguments: None)
+    install_pycuda(fake)
     return fake
 
 

@@ -25,7 +25,6 @@ constexpr int kDraftWarps = kDraftThreads / 32;
 constexpr int kDraftMaxTopK = 32;
 constexpr int kDraftMaxNodes = 256;
 constexpr unsigned kWholeWarp = 0xffffffffu;
-constexpr uint32_t kWorstCost = 0x7f800000u;  // bits of +inf; those of NaN, which marks the end of a list, are above
 
 __device__ __forceinline__ uint32_t warp_max(uint32_t x) {
 #if __CUDA_ARCH__ >= 800

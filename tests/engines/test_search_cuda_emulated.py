@@ -8,7 +8,7 @@ import shutil
 import sys
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +34,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 @pytest.fixture
-def driver(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDriver]:
+def driver(
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, install_pycuda: Callable[[Any], None]
+) -> Iterator[EmulatedDriver]:
     emulated = EmulatedDriver(library)
-    package = types.ModuleType("pycuda")
-    package.driver = emulated  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "pycuda", package)
-    monkeypatch.setitem(sys.modules, "pycuda.driver", emulated)
-    monkeypatch.setattr(cuda_loader.ctypes, "CDLL", lambda name: object())
-    monkeypatch.setattr(cuda_loader, "_devices", {})
-    monkeypatch.setattr(cuda_loader, "_modules", {})
-    monkeypatch.setattr(cuda_loader.atexit, "register", lambda *arguments: None)
+    install_pycuda(emulated)
     monkeypatch.setattr(cuda_loader, "kernel_images", lambda part, device: iter([(b"", "emulated")]))
     yield emulated
     cuda_pipeline._pinned_ranges.clear()
