@@ -11,6 +11,7 @@ namespace flashtrie {
 constexpr uint32_t kQueuePlaces = 96;    // matches that wait to be judged, a warp: fewer than 32, and two a lane more
 constexpr uint32_t kRowWarps = 4;        // warps that load the next row while the others expand
 constexpr uint32_t kWindowPlaces = 1024; // windows of 32 label groups whose first beam is noted
+constexpr uint32_t kPoolFull = 1, kMoreParts = 2;
 constexpr uint32_t kMaxBeamWidth = 4096;
 constexpr uint32_t kMaxSlots = 4096;
 constexpr uint32_t kNoSlot = 0xffffffffu;
@@ -55,7 +56,16 @@ struct SearchBatch {
   uint32_t candidate_places;     // at least both capacities and, twice, 32 a warp that expands more
   uint32_t result_places;        // at least result_capacity and as many more
   int32_t log2_table;            // places of a step table: at least twice num_slots
-  uint32_t reserved;
+  uint32_t heavy_groups;         // label groups of a block's frontier from which on it is expanded in parts
+  uint32_t part_groups;          // of the first part
+  uint32_t search_cost;          // label groups scanned in the time of a search for one proposal
+};
+
+// The beams of a frontier that are expanded now: of [first, frontier_last) those before `last`.
+struct FrontierPart {
+  uint32_t first, last, frontier_last;
+  uint32_t label_groups;
+  uint32_t limit;  // of label groups
 };
 
 // State of one block that its threads share. 64 bits first, so that both floors are one read.
@@ -66,7 +76,10 @@ struct alignas(16) SearchControl {
   uint32_t num_results;
   uint32_t frontier[2];        // by step parity, where it is dealt directly: beams, label groups << kBeamBits
   uint32_t num_survivors;      // candidates of this block that the next frontier takes
-  uint32_t again[2];           // by round parity: a pool of the group is full
+  uint32_t again[2];           // by round parity, kPoolFull and kMoreParts: why the group goes round again
+  uint32_t unfinished[2];      // by round parity: a warp of this block has not come to the end of its part
+  FrontierPart part;
+  uint32_t row_rises;          // somewhere in the row a log-prob is larger than the one before
   uint32_t num_ties[2];        // candidates, results
   uint32_t row_taken[2];       // by parity of the row: slots that a warp has taken
   uint32_t best_logprobs[2];   // by parity of the row, ordered: no slot of the row has more
@@ -79,7 +92,7 @@ struct alignas(16) SearchControl {
   uint32_t received[8];        // by block of the group: beams that it sent
   uint32_t group_counts[8];    // by block: its candidates, results << 16
   uint32_t floor_bins[2][8];   // by block: a bin that so many of its entries reach that those of the group are n
-  uint32_t chunk_totals[8][kChunks];  // by block: entries of its histogram
+  uint32_t chunk_totals[2][8][kChunks];  // candidates, results; by block: entries of its histogram
   uint32_t warp_sums[kChunks];
   uint32_t next_query;  // the last, and not cleared between queries
 };
@@ -88,8 +101,10 @@ struct alignas(16) SearchControl {
 struct alignas(16) Beam {
   float score;
   uint32_t first, last;
-  uint32_t start;  // while it is on its way to the next frontier: where it comes from
+  uint32_t start;  // and kAsks; while it is on its way to the next frontier: where it comes from
 };
+
+constexpr uint32_t kAsks = 1u << 31;  // its groups are slots of the row, best first where it has not all: each is looked for
 
 // Where the parts of a block's shared memory begin, in bytes. First those of fixed size; then, unless they are in the
 // workspace, in this order too, the step tables, the frontier, both pools and the history.

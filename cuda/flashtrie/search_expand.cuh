@@ -30,8 +30,14 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::expand(Cursor& cursor) {
     }
     const bool more = cursor.window < num_windows;
     if (cursor.queued >= 32 || (!more && !cursor.is_loaded)) {
-      if (cursor.queued == 0) return;
-      if (simt::any(is_full())) return call_again();
+      if (cursor.queued == 0) {
+        if (has_rest()) call_again(kMoreParts);
+        return;
+      }
+      if (simt::any(is_full())) {
+        if (simt::lane() == 0) control().unfinished[round_ & 1] = 1;
+        return call_again(kPoolFull);
+      }
       simt::sync_warp();
       const uint32_t taken = cursor.queued < 32 ? cursor.queued : 32;
       cursor.queued -= taken;
@@ -50,9 +56,9 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::expand(Cursor& cursor) {
 }
 
 template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::call_again() {
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::call_again(uint32_t why) {
   if (simt::lane() != 0) return;
-  for (int b = 0; b < kBlocks; ++b) simt::in_block<kBlocks>(&control(), b)->again[round_ & 1] = 1;
+  for (int b = 0; b < kBlocks; ++b) simt::atomic_or(simt::in_block<kBlocks>(&control().again[round_ & 1], b), why);
 }
 
 // Whether a pool could overflow if every warp of the block added 32 entries now.
@@ -77,14 +83,14 @@ FT_DEVICE typename GroupSearch<kBlocks, kWarps, kSpill>::Window GroupSearch<kBlo
   if (group >= num_label_groups_) return window;
   const Beam from_beam = beams()[beam];
   const ChildRange range = {from_beam.first, from_beam.last};
-  const uint32_t place = group - from_beam.start;
+  const uint32_t place = group - (from_beam.start & ~kAsks);
   if (step_ == 0 && batch_.root_table) {
     window.node = find_root_child(place);
     window.wanted = window.node != kNoNode ? kFound : 0;
     return window;
   }
-  if (is_wide(range)) {
-    window.node = find_wide_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), range, place);
+  if (from_beam.start & kAsks) {
+    window.node = look_for_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), from_beam, place);
     window.wanted = window.node != kNoNode ? kFound : 0;
     return window;
   }
@@ -108,8 +114,13 @@ template <int kBlocks, int kWarps, bool kSpill>
 FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::can_contribute(float beam_score) const {
   const uint64_t candidate_floor = control().floors[0];
   if (candidate_floor == 0 && !is_last_) return true;
-  const float score = beam_score + score_of(control().best_logprobs[step_ & 1]);
-  if (!is_last_ && rank_key(score, 0) >= candidate_floor) return true;
+  return can_reach(beam_score + score_of(control().best_logprobs[step_ & 1]));
+}
+
+// Whether an entry of this score could pass the floors.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::can_reach(float score) const {
+  if (!is_last_ && rank_key(score, 0) >= control().floors[0]) return true;
   const float total = batch_.search.eos == kNoToken ? score : score + end_logprob_;
   return can_end_ && rank_key(total * factor_, 0) >= control().floors[1];
 }
@@ -136,7 +147,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::test_window(Cursor& cursor)
 // The last beam that starts at or before a label group, by a search of the whole warp.
 template <int kBlocks, int kWarps, bool kSpill>
 FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::find_beam(uint32_t group) const {
-  uint32_t beam = 0, span = num_beams_;
+  uint32_t beam = control().part.first, span = num_beams_ - beam;
 #pragma unroll 1
   while (span > 1) {
     const uint32_t stride = (span + 31) >> 5;
@@ -158,11 +169,31 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::own_token(uint32_t slot
   return best != 0 && StepTable::slot_of(best) == slot ? token : kNoToken;
 }
 
-// The child of a node with a very large fan-out that a slot's token leads to, or kNoNode.
+// The child of a beam that a slot's token leads to, or kNoNode, also where it could not pass the floors any more.
 template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::find_wide(ChildRange range, uint32_t slot) const {
-  const uint32_t token = own_token(slot);
-  return token == kNoToken ? kNoNode : find_child(batch_.trie, range, token);
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::look_for(const Beam& beam, uint32_t slot) const {
+  const uint32_t token = load_token(grid_ + static_cast<uint64_t>(step_) * batch_.num_slots + slot);
+  const uint64_t best = token == kNoToken ? 0 : table(step_).find(token);
+  if (best == 0 || StepTable::slot_of(best) != slot) return kNoNode;  // an earlier slot has the same with a better log-prob
+  if (!can_reach(beam.score + StepTable::logprob_of(best))) return kNoNode;
+  // Three labels at once: half as many waits as by halving.
+  const uint16_t* labels = batch_.trie.label_low;
+  auto label_at = [&](uint32_t node) {
+    return simt::load_word(labels + node) | simt::load_word(batch_.tags + node) >> kTagHighShift << 16;
+  };
+  uint32_t low = beam.first, size = beam.last - beam.first;
+#pragma unroll 1
+  while (size > 1) {
+    const uint32_t quarter = (size + 3) >> 2;
+    uint32_t found[3];
+#pragma unroll
+    for (uint32_t i = 0; i < 3; ++i) found[i] = (i + 1) * quarter < size ? label_at(low + (i + 1) * quarter) : kNoToken;
+    const uint32_t whole = (found[0] <= token) + (found[1] <= token) + (found[2] <= token);
+    const uint32_t left = size - whole * quarter;
+    low += whole * quarter;
+    size = left < quarter ? left : quarter;
+  }
+  return label_at(low) == token ? low : kNoNode;
 }
 
 // The same for the root, whose children have a table.

@@ -24,7 +24,8 @@ struct SearchState {
   uint64_t grid_ = 0;  // its first slot
   uint32_t query_ = 0, num_steps_ = 0, beam_width_ = 0, result_limit_ = 0;
   // Of the step.
-  uint32_t step_ = 0, round_ = 0, num_beams_ = 0, num_label_groups_ = 0;
+  uint32_t step_ = 0, round_ = 0;
+  uint32_t num_beams_ = 0, num_label_groups_ = 0;  // up to the end of the frontier's part; of the part
   bool is_last_ = false, can_end_ = false;
   float end_logprob_ = 0, factor_ = 0;
 };
@@ -41,12 +42,15 @@ class GroupSearch : private SearchState {
   FT_DEVICE void find_end(uint32_t row);
   FT_DEVICE void check_rows(uint32_t from);
   FT_DEVICE uint32_t find_beam(uint32_t group) const;
-  FT_DEVICE uint32_t find_wide(ChildRange range, uint32_t slot) const;
+  FT_DEVICE uint32_t look_for(const Beam& beam, uint32_t slot) const;
   FT_DEVICE void raise_floor(int which, uint32_t share);
   FT_DEVICE uint64_t pool_cut(int which, uint32_t n);
   FT_DEVICE uint64_t search_cut(int which, uint32_t n);
   FT_DEVICE void gather_crowded(uint32_t found);
   FT_DEVICE void sort_crowded(uint32_t count);
+  FT_DEVICE void order_frontier();
+  FT_DEVICE void raise_floors();
+  FT_DEVICE void next_part();
   FT_DEVICE void write_other_tokens(uint32_t link, uint32_t depth, uint32_t* to) const;
   FT_DEVICE const SearchState& state() const { return *this; }
 
@@ -60,6 +64,12 @@ class GroupSearch : private SearchState {
   };
   static constexpr uint32_t kFound = 1u << 8;
   static constexpr uint32_t kExpandWarps = kWarps - kRowWarps;
+
+  // A beam of the next frontier, and what it will have there.
+  struct Arrival {
+    Beam beam;
+    uint32_t groups, asks;
+  };
 
   // What a warp has under way while it expands the frontier, from round to round.
   struct Cursor {
@@ -94,16 +104,18 @@ class GroupSearch : private SearchState {
   FT_DEVICE Window load_window(uint32_t at) const;
   FT_DEVICE void test_window(Cursor& cursor) const;
   FT_DEVICE bool can_contribute(float beam_score) const;
+  FT_DEVICE bool can_reach(float score) const;
   FT_DEVICE uint32_t own_token(uint32_t slot) const;
   FT_DEVICE uint32_t find_root_child(uint32_t slot) const;
   FT_DEVICE void judge(bool here, uint32_t node, uint32_t beam);
   FT_DEVICE bool is_full() const;
-  FT_DEVICE void call_again();
+  FT_DEVICE void call_again(uint32_t why);
   FT_DEVICE uint32_t window_stride() const { return step_ == 0 ? kBlocks * kExpandWarps : kExpandWarps; }
 
   // search_prune.cuh
   FT_DEVICE uint64_t candidate_cut(uint32_t num_candidates);
-  FT_DEVICE void locate(uint32_t* histogram, uint32_t n);
+  FT_DEVICE BinCut group_cut(int which, uint32_t n) const;
+  FT_DEVICE void locate(int which, uint32_t n);
   FT_DEVICE void share_totals(int which);
   FT_DEVICE uint32_t group_entries(int which) const;
   FT_DEVICE uint64_t nth_key(const uint64_t* keys, uint32_t count, uint32_t n);
@@ -115,7 +127,18 @@ class GroupSearch : private SearchState {
   FT_DEVICE void deal(uint64_t cut);
   FT_DEVICE void survive(uint64_t cut);
   FT_DEVICE void arrange();
+  FT_DEVICE Arrival arrival(const Beam& beam) const;
+  template <typename ArrivalAt>
+  FT_DEVICE uint32_t lay_out(uint32_t step, uint32_t first, uint32_t last, const ArrivalAt& arrival_at);
   FT_DEVICE void note_windows(uint32_t beam, uint32_t start, uint32_t groups);
+
+  // search_parts.cuh
+  FT_DEVICE bool is_heavy() const;
+  FT_DEVICE bool has_rest() const { return num_beams_ < control().part.frontier_last; }
+  FT_DEVICE void begin_part();
+  FT_DEVICE void begin_bins(uint32_t* histogram);
+  FT_DEVICE void take_part(uint32_t step, uint32_t first, uint32_t last, uint32_t groups, uint32_t limit);
+  FT_DEVICE uint32_t usable_slots(float beam_score) const;
 
   // search_finish.cuh
   FT_DEVICE void finish();
@@ -141,6 +164,7 @@ class GroupSearch : private SearchState {
   FT_DEVICE uint32_t* histograms() const { return reinterpret_cast<uint32_t*>(shared_ + Places::kHistograms); }
   FT_DEVICE uint32_t* candidate_histogram(uint32_t step) const { return histograms() + (step & 1) * kBinWords; }
   FT_DEVICE uint32_t* result_histogram() const { return histograms() + 2 * kBinWords; }
+  FT_DEVICE uint32_t* histogram_of(int which) const { return which == 0 ? candidate_histogram(step_) : result_histogram(); }
   // When no step needs them any more: where the bins of the results begin, where this block's next of each goes, both 16
   // bits a bin, and the hits in order.
   FT_DEVICE uint32_t* bin_starts() const { return histograms(); }
@@ -212,9 +236,9 @@ FT_OUTLINE uint32_t find_beam_outlined(const SearchBatch& batch, unsigned char* 
   return GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).find_beam(group);
 }
 template <int kBlocks, int kWarps, bool kSpill>
-FT_OUTLINE uint32_t find_wide_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state,
-                                       ChildRange range, uint32_t slot) {
-  return GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).find_wide(range, slot);
+FT_OUTLINE uint32_t look_for_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state, const Beam beam,
+                                      uint32_t slot) {
+  return GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).look_for(beam, slot);
 }
 template <int kBlocks, int kWarps, bool kSpill>
 FT_OUTLINE void raise_floor_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state, int which,
@@ -240,6 +264,18 @@ template <int kBlocks, int kWarps, bool kSpill>
 FT_OUTLINE void gather_crowded_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state,
                                         uint32_t found) {
   GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).gather_crowded(found);
+}
+template <int kBlocks, int kWarps, bool kSpill>
+FT_OUTLINE void order_frontier_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state) {
+  GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).order_frontier();
+}
+template <int kBlocks, int kWarps, bool kSpill>
+FT_OUTLINE void raise_floors_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state) {
+  GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).raise_floors();
+}
+template <int kBlocks, int kWarps, bool kSpill>
+FT_OUTLINE void next_part_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state) {
+  GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).next_part();
 }
 template <int kBlocks, int kWarps, bool kSpill>
 FT_OUTLINE void sort_crowded_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state,
@@ -322,7 +358,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::begin(uint32_t query) {
     reinterpret_cast<uint32_t*>(&control())[i] = 0;
   const ChildRange root = {1, batch_.root_last};
   if (me == 0) {
-    beams()[0] = {0.0f, root.first, root.last, 0};
+    beams()[0] = {0.0f, root.first, root.last, is_wide(root) ? kAsks : 0};
   }
   for (uint32_t i = me; i < 2 * Places::start_places(batch_); i += simt::num_threads())
     beam_starts(0)[i] = kNoSlot;
@@ -384,10 +420,21 @@ FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::step() {
       simt::sync_group<kBlocks>();
     }
     lap(kPhaseWait);
-    const bool again = control().again[round_++ & 1] != 0;
-    if (!again) break;
-    simt::sync_block();  // the flag has been read
-    prune_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state());
+    const uint32_t again = control().again[round_ & 1];
+    const bool is_through = control().unfinished[round_ & 1] == 0;
+    ++round_;
+    if (again == 0) break;
+    simt::sync_block();  // the flags have been read
+    if (again & kPoolFull)
+      prune_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state());
+    else
+      raise_floors_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state());
+    if (has_rest() && is_through) {
+      next_part_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state());
+      begin_part();
+      cursor = Cursor{};
+      cursor.window = warp;
+    }
     lap(kPhasePrune);
   }
   if (is_last_) return false;
@@ -396,6 +443,7 @@ FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::step() {
   const uint32_t num_candidates = group_entries(0);
   if (me < 8) control().floor_bins[0][me] = 0;
   if (me == 8) control().floors[0] = 0;
+  if (me == 9) control().part = {};
   const uint64_t cut = candidate_cut(num_candidates);
   lap(kPhaseCut);
   if (deals_directly()) {
@@ -404,6 +452,10 @@ FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::step() {
     survive(cut);
     simt::sync_group<kBlocks>();
     arrange();
+  }
+  if (is_heavy()) {
+    order_frontier_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state());
+    begin_part();
   }
   lap(kPhaseSurvive);
   return num_candidates > 0;
@@ -415,7 +467,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::reset_round() {
   const uint32_t me = simt::thread();
   if (me < 8) control().received[me] = 0;
   if (me != 8) return;
-  control().again[(round_ + 1) & 1] = 0;
+  control().again[(round_ + 1) & 1] = control().unfinished[(round_ + 1) & 1] = 0;
   control().num_ties[0] = control().num_ties[1] = 0;
   control().num_survivors = 0;
   control().frontier[(step_ + 1) & 1] = 0;
@@ -440,6 +492,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::lap(SearchPhase phase) {
 
 #include "search_expand.cuh"
 #include "search_finish.cuh"
+#include "search_parts.cuh"
 #include "search_prune.cuh"
 #include "search_row.cuh"
 #include "search_survive.cuh"

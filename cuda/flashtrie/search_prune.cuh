@@ -18,7 +18,7 @@ FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kSpill>::pool_cut(int which, uin
     share_totals(which);
     simt::sync_block();
   }
-  if ((simt::thread() >> 5) == 0) locate(which == 0 ? candidate_histogram(step_) : result_histogram(), n);
+  if ((simt::thread() >> 5) == 0) locate(which, n);
   simt::sync_block();
   const uint32_t bin = control().bin, wanted = control().wanted, in_bin = control().in_bin;
   if (wanted == 0) return bin_start(bin + 1);
@@ -47,16 +47,15 @@ FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kSpill>::pool_cut(int which, uin
   return control().cut;
 }
 
-// Leaves in the control where the n-th best lies: its bin, how many of it are wanted of how many, and how many of those are
-// in blocks before this one. One warp of each block; there are more than n. In a cluster the blocks' histograms are read
-// where they are, 32 words of each.
+// Where the n-th best of the group lies, from the totals that share_totals told. One warp of each block. In a cluster the
+// blocks' histograms are read where they are, 32 words of each.
 template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::locate(uint32_t* histogram, uint32_t n) {
-  const uint32_t lane = simt::lane();
+FT_DEVICE BinCut GroupSearch<kBlocks, kWarps, kSpill>::group_cut(int which, uint32_t n) const {
+  uint32_t* histogram = histogram_of(which);
   uint32_t mine = 0;
 #pragma unroll
-  for (int b = 0; b < kBlocks; ++b) mine += control().chunk_totals[b][kChunks - 1 - lane];
-  const BinCut cut = locate_cut(
+  for (int b = 0; b < kBlocks; ++b) mine += control().chunk_totals[which][b][kChunks - 1 - simt::lane()];
+  return locate_cut(
       [&](uint32_t at) {
         uint32_t words[kBlocks], sum = 0;  // all reads first: they overlap
 #pragma unroll
@@ -66,9 +65,17 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::locate(uint32_t* histogram,
         return sum;
       },
       mine, n);
+}
+
+// Leaves in the control where the n-th best lies: its bin, how many of it are wanted of how many, and how many of those are
+// in blocks before this one. One warp of each block; there are more than n.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::locate(int which, uint32_t n) {
+  const BinCut cut = group_cut(which, n);
+  const uint32_t lane = simt::lane();
   uint32_t base = 0;
   if (kBlocks > 1 && lane < simt::rank<kBlocks>())
-    base = (*simt::in_block<kBlocks>(&histogram[cut.bin >> 1], lane) >> 16 * (cut.bin & 1)) & 0xffff;
+    base = (*simt::in_block<kBlocks>(&histogram_of(which)[cut.bin >> 1], lane) >> 16 * (cut.bin & 1)) & 0xffff;
   if (kBlocks > 1) base = simt::reduce_add(base);
   if (lane != 0) return;
   control().bin = cut.bin;
@@ -81,13 +88,13 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::locate(uint32_t* histogram,
 // group behind.
 template <int kBlocks, int kWarps, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::share_totals(int which) {
-  const uint32_t* histogram = which == 0 ? candidate_histogram(step_) : result_histogram();
+  const uint32_t* histogram = histogram_of(which);
   const uint32_t rank = simt::rank<kBlocks>(), lane = simt::lane();
 #pragma unroll 1
   for (uint32_t chunk = simt::thread() >> 5; chunk < kChunks; chunk += kWarps) {
     const uint32_t word = histogram[chunk * kChunkWords + lane];
     const uint32_t total = simt::reduce_add((word & 0xffff) + (word >> 16));
-    if (lane < kBlocks) *simt::in_block<kBlocks>(&control().chunk_totals[rank][chunk], lane) = total;
+    if (lane < kBlocks) *simt::in_block<kBlocks>(&control().chunk_totals[which][rank][chunk], lane) = total;
   }
   if (simt::thread() < kBlocks) *simt::in_block<kBlocks>(&control().group_counts[rank], lane) = num_entries(0) | num_entries(1) << 16;
 }
@@ -175,7 +182,7 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::group_sum(uint32_t valu
 template <int kBlocks, int kWarps, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::compact(int which) {
   uint64_t* keys = which == 0 ? candidates().keys : results().keys;
-  uint32_t* histogram = which == 0 ? candidate_histogram(step_) : result_histogram();
+  uint32_t* histogram = histogram_of(which);
   const uint64_t floor = control().floors[which];
   uint32_t* counter = which == 0 ? num_candidates() : &control().num_results;
   const uint32_t me = simt::thread(), count = *counter;

@@ -35,7 +35,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::deal(uint64_t cut) {
     if (!survives) continue;
     const uint32_t beam = (base & ((1u << kBeamBits) - 1)) + simt::count_ones(votes & simt::lanes_below());
     const uint32_t start = (base >> kBeamBits) + upto - groups;
-    beams()[beam] = {key_score(key), range.first, range.last, start};
+    beams()[beam] = {key_score(key), range.first, range.last, start | (is_wide(range) ? kAsks : 0)};
     beam_starts(step_ + 1)[beam] = start;
     history(step_)[beam] = link;
     note_windows(beam, start, groups);
@@ -85,52 +85,68 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::survive(uint64_t cut) {
   }
 }
 
-// Makes a frontier of what arrived: where each beam's label groups begin, which beam each window begins with, and where each
-// beam comes from. Ends with a barrier of the block.
+// Makes a frontier of what arrived. Ends with a barrier of the block.
 template <int kBlocks, int kWarps, bool kSpill>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::arrange() {
-  const uint32_t me = simt::thread(), lane = simt::lane();
   uint32_t received[kBlocks], num_beams = 0;
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
     received[b] = kBlocks == 1 ? control().num_survivors : control().received[b];
     num_beams += received[b];
   }
+  num_beams_ = num_beams;
+  num_label_groups_ = lay_out(step_ + 1, 0, num_beams, [&](uint32_t at) {
+    if (kBlocks == 1) return arrival(beams()[at]);
+    uint32_t place = at, before = 0;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      if (at >= before && at < before + received[b]) place = b * (batch_.beam_capacity / kBlocks) + at - before;
+      before += received[b];
+    }
+    return arrival(arrivals()[place]);
+  });
+}
+
+// A beam on its way, whose start is its link.
+template <int kBlocks, int kWarps, bool kSpill>
+FT_DEVICE typename GroupSearch<kBlocks, kWarps, kSpill>::Arrival GroupSearch<kBlocks, kWarps, kSpill>::arrival(
+    const Beam& beam) const {
+  const ChildRange range = {beam.first, beam.last};
+  return {beam, num_groups(range), is_wide(range) ? kAsks : 0};
+}
+
+// Lays out beams [first, last) of a step's frontier as `arrival_at` gives them: where their label groups begin, counted from
+// the first beam's, and which beam each window begins with. Returns the number of label groups. Ends with a barrier
+// of the block.
+template <int kBlocks, int kWarps, bool kSpill>
+template <typename ArrivalAt>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::lay_out(uint32_t step, uint32_t first, uint32_t last,
+                                                                 const ArrivalAt& arrival_at) {
+  const uint32_t me = simt::thread(), lane = simt::lane();
   uint32_t groups_before = 0;
 #pragma unroll 1
-  for (uint32_t from = 0; from < num_beams; from += kWarps * 32) {
+  for (uint32_t from = first; from < last; from += kWarps * 32) {
     const uint32_t at = from + me;
-    const bool here = at < num_beams;
-    uint32_t place = at;
-    if (kBlocks > 1) {
-      uint32_t before = 0;
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        if (at >= before && at < before + received[b]) place = b * (batch_.beam_capacity / kBlocks) + at - before;
-        before += received[b];
-      }
-    }
-    Beam beam = here ? (kBlocks == 1 ? beams()[place] : arrivals()[place]) : Beam{};
-    const uint32_t link = beam.start;
-    const uint32_t groups = here ? num_groups({beam.first, beam.last}) : 0;
+    const bool here = at < last;
+    const Arrival arrived = here ? arrival_at(at) : Arrival{};
+    const uint32_t groups = arrived.groups;
     const uint32_t upto = inclusive_scan(groups);
     if (lane == 31) control().warp_sums[me >> 5] = upto;
     simt::sync_block();
     const uint32_t sum = lane < kWarps ? control().warp_sums[lane] : 0;
-    beam.start = groups_before + simt::reduce_add(lane < (me >> 5) ? sum : 0) + upto - groups;
+    const uint32_t start = groups_before + simt::reduce_add(lane < (me >> 5) ? sum : 0) + upto - groups;
     groups_before += simt::reduce_add(sum);
     if (here) {
-      beams()[at] = beam;
-      beam_starts(step_ + 1)[at] = beam.start;
-      history(step_)[at] = link;
-      note_windows(at, beam.start, groups);
+      beams()[at] = {arrived.beam.score, arrived.beam.first, arrived.beam.last, start | arrived.asks};
+      beam_starts(step)[at] = start;
+      history(step - 1)[at] = arrived.beam.start;
+      note_windows(at, start, groups);
     }
-    if (from + kWarps * 32 < num_beams) simt::sync_block();  // the sums have been read
+    if (from + kWarps * 32 < last) simt::sync_block();  // the sums have been read
   }
-  if (me < 32) beam_starts(step_ + 1)[num_beams + me] = kNoSlot;
-  num_beams_ = num_beams;
-  num_label_groups_ = groups_before;
+  if (me < 32) beam_starts(step)[last + me] = kNoSlot;
   simt::sync_block();
+  return groups_before;
 }
 
 }  // namespace flashtrie

@@ -116,6 +116,7 @@ def large_trie(
     engine.device = open_device(0)
     engine.device_trie = DeviceTrie(trie, engine.device)
     engine._pipelines, engine._device_searches, engine._last = {}, {}, None
+    engine._times_kernels = False
     return engine, trie, _grids(trie, module_, num_queries)
 
 

@@ -38,9 +38,13 @@ _MAX_TIES = 256
 _WINDOW_PLACES = 1024
 _QUEUE_PLACES = 96
 _ROW_WARPS = 4
-_CONTROL_BYTES = 1440
+_CONTROL_BYTES = 2496
 _STARTS_BEHIND = 36
 _SPILL_BUDGET = 8192
+_HEAVY_TURNS, _PART_TURNS = 8, 2
+"""Windows a warp of a frontier that is expanded in parts, and of its first part (measured on an H200)."""
+_SEARCH_COST = 4
+"""Label groups scanned in the time of a search for one proposal."""
 _CANDIDATE_BYTES, _RESULT_BYTES = 20, 18
 
 TRIE = np.dtype(
@@ -70,7 +74,8 @@ BATCH = np.dtype(
         ("workspace_bytes", "u8"), ("root_last", "u4"), ("root_places", "u4"), ("root_shift", "i4"),
         ("scan_limit", "u4"), ("num_queries", "u4"), ("num_steps", "u4"), ("num_slots", "u4"), ("max_depth", "u4"),
         ("token_bytes", "u4"), ("logprob_bytes", "u4"), ("beam_capacity", "u4"), ("result_capacity", "u4"),
-        ("candidate_places", "u4"), ("result_places", "u4"), ("log2_table", "i4"), ("reserved", "u4"),
+        ("candidate_places", "u4"), ("result_places", "u4"), ("log2_table", "i4"), ("heavy_groups", "u4"),
+        ("part_groups", "u4"), ("search_cost", "u4"),
     ],
     align=True,
 )  # fmt: skip
@@ -131,6 +136,9 @@ class Launch:
         for name in ("beam_capacity", "result_capacity", "candidate_places", "result_places", "log2_table"):
             batch[name] = getattr(self, name)
         batch["workspace_bytes"] = self.workspace_bytes
+        lanes = self.num_threads - 32 * _ROW_WARPS
+        batch["heavy_groups"], batch["part_groups"] = _HEAVY_TURNS * lanes, _PART_TURNS * lanes
+        batch["search_cost"] = _SEARCH_COST
 
 
 def root_end(louds: npt.NDArray[np.uint64]) -> int:

@@ -64,6 +64,7 @@ class EmulatedEngine:
         self.trie = trie
         self.places: tuple[int, int] | None = None
         self.scan_limit = 1 << 14
+        self.parts: tuple[int, int, int] | None = None
         self.uses_root_table = True
         labels = np.zeros(
             (len(trie.label_low) + 15) // 8 * 8 + 8, np.uint16
@@ -138,6 +139,8 @@ class EmulatedEngine:
         launch.fill(batch)
         if self.places:
             batch["candidate_places"], batch["result_places"] = self.places
+        if self.parts:
+            batch["heavy_groups"], batch["part_groups"], batch["search_cost"] = self.parts
         batch["trie"] = self.view
         batch["tags"], batch["heads"] = self._tags.ctypes.data, self._heads.ctypes.data
         factors = plan.length_factors(num_steps)

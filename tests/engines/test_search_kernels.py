@@ -56,6 +56,7 @@ def test_the_same_bytes_as_cpu(
     engine = emulated(library, cpu, kernel)
     engine.uses_root_table = data.draw(st.booleans()) and max([0, *(t for key in keys for t in key)]) < 2048
     engine.scan_limit = data.draw(st.sampled_from((1, 1 << 14)))
+    engine.parts = data.draw(st.sampled_from((None, (1, 1, 0), (2, 1, 1), (3, 2, 0))))
     found = engine.search(tokens, logprobs, plan, num_blocks=KERNELS[kernel], seed=seed)
     assert found.identical(cpu.search(tokens, logprobs, plan))
 
@@ -103,6 +104,33 @@ def test_floors_drop_nothing_that_counts(library: ctypes.CDLL, kernel: str, step
     logprobs = (np.float32(-1) - step * rng.integers(0, 12, tokens.shape)).astype(np.float32)
     for plan in (SearchPlan(beam_width=130), SearchPlan(beam_width=90, num_results=300, alpha=0.0)):
         found = emulated(library, cpu, kernel).search(tokens, logprobs, plan, num_blocks=KERNELS[kernel])
+        assert found.identical(cpu.search(tokens, logprobs, plan))
+
+
+@pytest.mark.parametrize("kernel", sorted(KERNELS))
+@pytest.mark.parametrize("parts", [(1, 1, 0), (64, 16, 0), (64, 16, 1), (200, 50, 4)])
+@pytest.mark.parametrize("falls", [True, False], ids=["falling", "shuffled"])
+def test_a_frontier_in_parts(
+    library: ctypes.CDLL, kernel: str, parts: tuple[int, int, int], falls: bool
+) -> None:
+    """Wide nodes, scanned or searched for the proposals that floors leave; rows in order, or not; tokens twice."""
+    rng = np.random.default_rng(4)
+    keys = [(int(a), int(b), *rest) for a in range(40) for b in rng.permutation(300)[: rng.integers(1, 250)]
+            for rest in ((), (int(b) % 7,))]  # fmt: skip
+    cpu, _ = engines(keys)
+    tokens = rng.integers(0, 300, (2, 4, 120)).astype(np.uint32)
+    tokens[:, ::2, :60] = np.stack([rng.permutation(40).repeat(2)[:60] for _ in range(4)]).reshape(2, 2, 60)
+    logprobs = (-rng.gamma(2.0, 2.0, tokens.shape)).astype(np.float32)
+    if falls:
+        logprobs = -np.sort(-logprobs, axis=2)
+    for plan in (
+        SearchPlan(beam_width=40),
+        SearchPlan(beam_width=100, num_results=20, alpha=0.5, eos=5),
+        SearchPlan(beam_width=33, num_results=2000),
+    ):
+        engine = emulated(library, cpu, kernel)
+        engine.parts = parts
+        found = engine.search(tokens, logprobs, plan, num_blocks=KERNELS[kernel], seed=7)
         assert found.identical(cpu.search(tokens, logprobs, plan))
 
 
