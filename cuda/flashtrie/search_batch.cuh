@@ -18,6 +18,13 @@ constexpr uint32_t kNoSlot = 0xffffffffu;
 constexpr int kBeamBits = 13;  // of a frontier's count
 constexpr uint32_t kStartsBehind = 36;  // entries behind the beams' starts, larger than any
 
+// Where a group keeps frontier and pools, and how it expands a frontier.
+enum Mode {
+  kShared,  // in shared memory
+  kSpills,  // in global memory
+  kParts,   // in shared memory, and frontiers with very many label groups in parts; see search_parts.cuh
+};
+
 struct SearchBatch {
   TrieView trie;
   SearchParams search;

@@ -7,8 +7,8 @@ constexpr uint32_t kFloorEvery = 256;  // new entries of a block's pool after wh
 
 // One round of a warp: it scans its windows and judges what matches, until it is through or a pool is full. What remains is
 // for the next round, with the same cursor.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::expand(Cursor& cursor) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::expand(Cursor& cursor) {
   uint64_t* queue = queues() + (simt::thread() >> 5) * kQueuePlaces;
   const uint32_t num_windows = (num_label_groups_ + 31) >> 5;
 #pragma unroll 1
@@ -31,11 +31,11 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::expand(Cursor& cursor) {
     const bool more = cursor.window < num_windows;
     if (cursor.queued >= 32 || (!more && !cursor.is_loaded)) {
       if (cursor.queued == 0) {
-        if (has_rest()) call_again(kMoreParts);
+        if (kMode == kParts && has_rest()) call_again(kMoreParts);
         return;
       }
       if (simt::any(is_full())) {
-        if (simt::lane() == 0) control().unfinished[round_ & 1] = 1;
+        if (kMode == kParts && simt::lane() == 0) control().unfinished[round_ & 1] = 1;
         return call_again(kPoolFull);
       }
       simt::sync_warp();
@@ -55,25 +55,31 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::expand(Cursor& cursor) {
   }
 }
 
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::call_again(uint32_t why) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::call_again(uint32_t why) {
   if (simt::lane() != 0) return;
-  for (int b = 0; b < kBlocks; ++b) simt::atomic_or(simt::in_block<kBlocks>(&control().again[round_ & 1], b), why);
+  for (int b = 0; b < kBlocks; ++b) {
+    uint32_t* again = &simt::in_block<kBlocks>(&control(), b)->again[round_ & 1];
+    if (kMode == kParts)
+      simt::atomic_or(again, why);
+    else
+      *again = why;
+  }
 }
 
 // Whether a pool could overflow if every warp of the block added 32 entries now.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::is_full() const {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE bool GroupSearch<kBlocks, kWarps, kMode>::is_full() const {
   constexpr uint32_t kSlack = kExpandWarps * 32;
   return num_entries(0) + kSlack > batch_.candidate_places || num_entries(1) + kSlack > batch_.result_places;
 }
 
 // Begins to load a window, one label group a lane.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE typename GroupSearch<kBlocks, kWarps, kSpill>::Window GroupSearch<kBlocks, kWarps, kSpill>::load_window(
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE typename GroupSearch<kBlocks, kWarps, kMode>::Window GroupSearch<kBlocks, kWarps, kMode>::load_window(
     uint32_t at) const {
   const uint32_t from = at * 32, group = from + simt::lane();
-  uint32_t beam = at < kWindowPlaces ? windows()[at] : find_beam_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), from);
+  uint32_t beam = at < kWindowPlaces ? windows()[at] : find_beam_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), from);
   // Every beam has a group, so at most 32 beams share a window: one bit for each that starts in it.
   const uint32_t offset = beam_starts(step_)[beam + 1 + simt::lane()] - from;
   const uint32_t starts = simt::reduce_or(offset < 32 ? 1u << offset : 0);
@@ -90,7 +96,7 @@ FT_DEVICE typename GroupSearch<kBlocks, kWarps, kSpill>::Window GroupSearch<kBlo
     return window;
   }
   if (from_beam.start & kAsks) {
-    window.node = look_for_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), from_beam, place);
+    window.node = look_for_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), beam, place);
     window.wanted = window.node != kNoNode ? kFound : 0;
     return window;
   }
@@ -110,24 +116,24 @@ FT_DEVICE typename GroupSearch<kBlocks, kWarps, kSpill>::Window GroupSearch<kBlo
 
 // Whether the best proposal of the row could lead a beam of this score past the floors. Float addition and the length factor
 // are monotone, so what the best cannot reach nothing can; node 0 would win every tie.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::can_contribute(float beam_score) const {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE bool GroupSearch<kBlocks, kWarps, kMode>::can_contribute(float beam_score) const {
   const uint64_t candidate_floor = control().floors[0];
   if (candidate_floor == 0 && !is_last_) return true;
   return can_reach(beam_score + score_of(control().best_logprobs[step_ & 1]));
 }
 
 // Whether an entry of this score could pass the floors.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::can_reach(float score) const {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE bool GroupSearch<kBlocks, kWarps, kMode>::can_reach(float score) const {
   if (!is_last_ && rank_key(score, 0) >= control().floors[0]) return true;
   const float total = batch_.search.eos == kNoToken ? score : score + end_logprob_;
   return can_end_ && rank_key(total * factor_, 0) >= control().floors[1];
 }
 
 // Which of a group's labels share their low half with a proposal.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::test_window(Cursor& cursor) const {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::test_window(Cursor& cursor) const {
   const Window& window = cursor.loaded;
   cursor.beam = window.beam;
   cursor.node = window.node;
@@ -145,9 +151,9 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::test_window(Cursor& cursor)
 }
 
 // The last beam that starts at or before a label group, by a search of the whole warp.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::find_beam(uint32_t group) const {
-  uint32_t beam = control().part.first, span = num_beams_ - beam;
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::find_beam(uint32_t group) const {
+  uint32_t beam = kMode == kParts ? control().part.first : 0, span = num_beams_ - beam;
 #pragma unroll 1
   while (span > 1) {
     const uint32_t stride = (span + 31) >> 5;
@@ -161,8 +167,8 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::find_beam(uint32_t grou
 }
 
 // The token of a slot that stands for itself: not empty, and no earlier slot has the same with a better log-prob.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::own_token(uint32_t slot) const {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::own_token(uint32_t slot) const {
   const uint32_t token = load_token(grid_ + static_cast<uint64_t>(step_) * batch_.num_slots + slot);
   if (token == kNoToken) return kNoToken;
   const uint64_t best = table(step_).find(token);
@@ -170,35 +176,19 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::own_token(uint32_t slot
 }
 
 // The child of a beam that a slot's token leads to, or kNoNode, also where it could not pass the floors any more.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::look_for(const Beam& beam, uint32_t slot) const {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::look_for(uint32_t from, uint32_t slot) const {
   const uint32_t token = load_token(grid_ + static_cast<uint64_t>(step_) * batch_.num_slots + slot);
   const uint64_t best = token == kNoToken ? 0 : table(step_).find(token);
   if (best == 0 || StepTable::slot_of(best) != slot) return kNoNode;  // an earlier slot has the same with a better log-prob
+  const Beam& beam = beams()[from];
   if (!can_reach(beam.score + StepTable::logprob_of(best))) return kNoNode;
-  // Three labels at once: half as many waits as by halving.
-  const uint16_t* labels = batch_.trie.label_low;
-  auto label_at = [&](uint32_t node) {
-    return simt::load_word(labels + node) | simt::load_word(batch_.tags + node) >> kTagHighShift << 16;
-  };
-  uint32_t low = beam.first, size = beam.last - beam.first;
-#pragma unroll 1
-  while (size > 1) {
-    const uint32_t quarter = (size + 3) >> 2;
-    uint32_t found[3];
-#pragma unroll
-    for (uint32_t i = 0; i < 3; ++i) found[i] = (i + 1) * quarter < size ? label_at(low + (i + 1) * quarter) : kNoToken;
-    const uint32_t whole = (found[0] <= token) + (found[1] <= token) + (found[2] <= token);
-    const uint32_t left = size - whole * quarter;
-    low += whole * quarter;
-    size = left < quarter ? left : quarter;
-  }
-  return label_at(low) == token ? low : kNoNode;
+  return find_child(batch_.trie, {beam.first, beam.last}, token);
 }
 
 // The same for the root, whose children have a table.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::find_root_child(uint32_t slot) const {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::find_root_child(uint32_t slot) const {
   const uint32_t token = own_token(slot), at = token >> batch_.root_shift;
   if (token == kNoToken || at >= batch_.root_places) return kNoNode;
   uint32_t low = simt::load_word(batch_.root_table + at);
@@ -219,8 +209,8 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::find_root_child(uint32_
 
 // Judges a match a lane, and puts what is a candidate or a result into the pools. All that it asks of the trie it asks
 // at once; the scan has touched most of it.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::judge(bool here, uint32_t node, uint32_t beam) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::judge(bool here, uint32_t node, uint32_t beam) {
   const uint32_t tag = simt::load_word(batch_.tags + node), before = simt::load_word(batch_.tags + node - 1);
   const simt::Pair head = simt::load_pair(batch_.heads + (node >> 6));
   const uint32_t low = simt::load_word(batch_.trie.label_low + node);
@@ -275,15 +265,15 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::judge(bool here, uint32_t n
   if (((first_candidate ^ candidates_after) | (first_answer ^ answers_after)) < kFloorEvery) return;
   const uint32_t share = (beam_width_ + kBlocks - 1) / kBlocks, result_share = (result_limit_ + kBlocks - 1) / kBlocks;
   if ((first_candidate ^ candidates_after) >= kFloorEvery && candidates_after > share + kFloorEvery)
-    raise_floor_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 0, share);
+    raise_floor_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), 0, share);
   if ((first_answer ^ answers_after) >= kFloorEvery && answers_after > result_share + kFloorEvery)
-    raise_floor_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 1, result_share);
+    raise_floor_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), 1, result_share);
 }
 
 // Raises the floor under candidates (0) or results (1) by a warp of its own accord. Where every block of a cluster has its
 // share of n entries at or above a bin, the group has n.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::raise_floor(int which, uint32_t share) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::raise_floor(int which, uint32_t share) {
   uint32_t bin = floor_bin(which == 0 ? candidate_histogram(step_) : result_histogram(), share);
   if (kBlocks > 1) {
     uint32_t* mine = &control().floor_bins[which][simt::rank<kBlocks>()];

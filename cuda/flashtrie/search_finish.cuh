@@ -9,13 +9,13 @@ namespace flashtrie {
 
 constexpr uint32_t kCrowdedBin = 64;  // past this many hits a bin, comparing them all is no longer cheap
 
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::finish() {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::finish() {
   place_bins();
   const uint32_t found = control().num_found, num_hits = found < result_limit_ ? found : result_limit_;
   const bool is_crowded = control().most_in_bin > kCrowdedBin;
   if (is_crowded)
-    gather_crowded_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), found);
+    gather_crowded_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), found);
   else
     deliver();
   simt::sync_group<kBlocks>();
@@ -27,7 +27,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::finish() {
   }
   if (num_hits == 0) return;
   if (is_crowded)
-    sort_crowded_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), num_hits);
+    sort_crowded_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), num_hits);
   else
     order(num_hits);
   write_hits(num_hits);
@@ -36,8 +36,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::finish() {
 // Where the bins begin among all results, and where this block's share of each; both take the place of the candidates'
 // histograms. Two words a thread, from the best bin down. The last step's barrier completed all histograms. Ends with a
 // barrier of the block.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::place_bins() {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::place_bins() {
   static_assert(kBinWords / 2 <= kWarps * 32, "two words a thread");
   const uint32_t me = simt::thread(), lane = simt::lane(), upper = kBinWords - 1 - 2 * me;
   const bool here = me < kBinWords / 2;
@@ -81,8 +81,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::place_bins() {
 
 // This block's results of the bins that the answer reaches into, to their places in the leader's pool of candidates, which
 // nobody needs any more.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::deliver() {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::deliver() {
   const uint32_t count = num_entries(1);
 #pragma unroll 1
   for (uint32_t i = simt::thread(); i < count; i += kWarps * 32) {
@@ -95,8 +95,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::deliver() {
 }
 
 // Result `i` of this block as a hit in the leader's pool: score and depth take the places of ranges.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::put_hit(uint32_t at, uint64_t key, uint32_t i) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::put_hit(uint32_t at, uint64_t key, uint32_t i) {
   const ResultScore score = results().scores()[i];
   simt::in_block<kBlocks>(candidates().keys, 0)[at] = key;
   simt::in_block<kBlocks>(candidates().ranges(), 0)[at] = {float_bits(score.total), results().depths()[i]};
@@ -104,8 +104,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::put_hit(uint32_t at, uint64
 }
 
 // Leaves the places of the best hits, best first, in `sorted`.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::order(uint32_t num_hits) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::order(uint32_t num_hits) {
   const uint64_t* keys = candidates().keys;
 #pragma unroll 1
   for (uint32_t i = simt::thread(); i < num_hits + kCrowdedBin && i < control().num_found; i += kWarps * 32) {
@@ -122,8 +122,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::order(uint32_t num_hits) {
 }
 
 // Where very many scores are alike: the results not below the exact cut, in any order.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::gather_crowded(uint32_t found) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::gather_crowded(uint32_t found) {
   uint64_t cut = 0;
   if (found > result_limit_) {
     share_totals(1);
@@ -147,8 +147,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::gather_crowded(uint32_t fou
 }
 
 // Orders gathered hits by a bitonic sort.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::sort_crowded(uint32_t count) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::sort_crowded(uint32_t count) {
   const uint64_t* keys = candidates().keys;
   uint32_t size = 2;
 #pragma unroll 1
@@ -176,8 +176,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::sort_crowded(uint32_t count
   }
 }
 
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::write_hits(uint32_t num_hits) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::write_hits(uint32_t num_hits) {
   const uint32_t me = simt::thread(), lane = simt::lane(), num_warps = simt::num_threads() >> 5;
   const uint64_t first_hit = static_cast<uint64_t>(query_) * batch_.result_capacity;
   uint32_t* tokens = batch_.hit_tokens + first_hit * batch_.max_depth;
@@ -213,10 +213,10 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::write_hits(uint32_t num_hit
 }
 
 // Follows the parents back to the root, eight steps at a time so that the reads of the tokens overlap.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::write_tokens(uint32_t link, uint32_t depth, uint32_t* to) const {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::write_tokens(uint32_t link, uint32_t depth, uint32_t* to) const {
   constexpr uint32_t kAtOnce = 8;
-  if (batch_.token_bytes != 4) return write_other_tokens_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), link, depth, to);
+  if (batch_.token_bytes != 4) return write_other_tokens_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), link, depth, to);
   const uint32_t* grid = static_cast<const uint32_t*>(tokens_) + grid_;
 #pragma unroll 1
   for (;;) {
@@ -236,8 +236,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::write_tokens(uint32_t link,
 }
 
 // The same for tokens of other widths.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::write_other_tokens(uint32_t link, uint32_t depth, uint32_t* to) const {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::write_other_tokens(uint32_t link, uint32_t depth, uint32_t* to) const {
 #pragma unroll 1
   for (;;) {
     --depth;
@@ -248,8 +248,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::write_other_tokens(uint32_t
 }
 
 // Where a beam's parent came from; `row` says at which step.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::parent_link(uint32_t link, uint32_t row) const {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::parent_link(uint32_t link, uint32_t row) const {
   const uint32_t block = link >> kLinkBlockShift & (kBlocks - 1);
   return simt::in_block<kBlocks>(history(row), block)[link >> kLinkBeamShift];
 }

@@ -30,7 +30,7 @@ struct SearchState {
   float end_logprob_ = 0, factor_ = 0;
 };
 
-template <int kBlocks, int kWarps, bool kSpill>
+template <int kBlocks, int kWarps, Mode kMode>
 class GroupSearch : private SearchState {
  public:
   FT_DEVICE GroupSearch(const SearchBatch& batch, unsigned char* shared, const SearchState& state = SearchState());
@@ -42,7 +42,7 @@ class GroupSearch : private SearchState {
   FT_DEVICE void find_end(uint32_t row);
   FT_DEVICE void check_rows(uint32_t from);
   FT_DEVICE uint32_t find_beam(uint32_t group) const;
-  FT_DEVICE uint32_t look_for(const Beam& beam, uint32_t slot) const;
+  FT_DEVICE uint32_t look_for(uint32_t beam, uint32_t slot) const;
   FT_DEVICE void raise_floor(int which, uint32_t share);
   FT_DEVICE uint64_t pool_cut(int which, uint32_t n);
   FT_DEVICE uint64_t search_cut(int which, uint32_t n);
@@ -68,7 +68,7 @@ class GroupSearch : private SearchState {
   // A beam of the next frontier, and what it will have there.
   struct Arrival {
     Beam beam;
-    uint32_t groups, asks;
+    uint32_t groups;  // and kAsks
   };
 
   // What a warp has under way while it expands the frontier, from round to round.
@@ -175,7 +175,7 @@ class GroupSearch : private SearchState {
   FT_DEVICE uint16_t* windows() const { return reinterpret_cast<uint16_t*>(shared_ + Places::kWindows); }
   FT_DEVICE uint64_t* queues() const { return reinterpret_cast<uint64_t*>(shared_ + Places::kQueues); }  // beam, node
   FT_DEVICE uint32_t* touched() const { return reinterpret_cast<uint32_t*>(shared_ + Places::kTouched) + simt::thread(); }
-  FT_DEVICE unsigned char* tables() const { return kSpill ? workspace_ : shared_ + Places::kTables; }
+  FT_DEVICE unsigned char* tables() const { return kMode == kSpills ? workspace_ : shared_ + Places::kTables; }
   FT_DEVICE unsigned char* large() const { return tables() + 2 * Places::table_bytes(batch_); }
   // The frontier: beams, where their label groups start, and in a cluster what arrives of the next one.
   FT_DEVICE Beam* beams() const { return reinterpret_cast<Beam*>(large()); }
@@ -214,80 +214,80 @@ FT_OUTLINE uint32_t load_other_token(const void* tokens, uint32_t token_bytes, u
 
 // What is rare, or called from two places, as functions of their own, on a copy of the state: a member function that is not inlined would keep
 // the state in memory for all others too.
-template <int kBlocks, int kWarps, bool kSpill>
+template <int kBlocks, int kWarps, Mode kMode>
 FT_OUTLINE void prune_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state) {
-  GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).prune();
+  GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).prune();
 }
-template <int kBlocks, int kWarps, bool kSpill>
+template <int kBlocks, int kWarps, Mode kMode>
 FT_OUTLINE void put_row_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state, uint32_t row) {
-  GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).put_row(row);
+  GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).put_row(row);
 }
-template <int kBlocks, int kWarps, bool kSpill>
+template <int kBlocks, int kWarps, Mode kMode>
 FT_OUTLINE void find_end_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state, uint32_t row) {
-  GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).find_end(row);
+  GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).find_end(row);
 }
-template <int kBlocks, int kWarps, bool kSpill>
+template <int kBlocks, int kWarps, Mode kMode>
 FT_OUTLINE void check_rows_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state) {
-  GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).check_rows(state.step_ + 1);
+  GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).check_rows(state.step_ + 1);
 }
-template <int kBlocks, int kWarps, bool kSpill>
+template <int kBlocks, int kWarps, Mode kMode>
 FT_OUTLINE uint32_t find_beam_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state,
                                        uint32_t group) {
-  return GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).find_beam(group);
+  return GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).find_beam(group);
 }
-template <int kBlocks, int kWarps, bool kSpill>
-FT_OUTLINE uint32_t look_for_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state, const Beam beam,
+template <int kBlocks, int kWarps, Mode kMode>
+FT_OUTLINE uint32_t look_for_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state, uint32_t beam,
                                       uint32_t slot) {
-  return GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).look_for(beam, slot);
+  return GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).look_for(beam, slot);
 }
-template <int kBlocks, int kWarps, bool kSpill>
+template <int kBlocks, int kWarps, Mode kMode>
 FT_OUTLINE void raise_floor_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state, int which,
                                      uint32_t share) {
-  GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).raise_floor(which, share);
+  GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).raise_floor(which, share);
 }
-template <int kBlocks, int kWarps, bool kSpill>
+template <int kBlocks, int kWarps, Mode kMode>
 FT_OUTLINE uint64_t pool_cut_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state, int which,
                                       uint32_t n) {
-  return GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).pool_cut(which, n);
+  return GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).pool_cut(which, n);
 }
-template <int kBlocks, int kWarps, bool kSpill>
+template <int kBlocks, int kWarps, Mode kMode>
 FT_OUTLINE uint64_t search_cut_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state, uint32_t n,
                                         int which) {
-  return GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).search_cut(which, n);
+  return GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).search_cut(which, n);
 }
-template <int kBlocks, int kWarps, bool kSpill>
+template <int kBlocks, int kWarps, Mode kMode>
 FT_OUTLINE void write_other_tokens_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state,
                                             uint32_t link, uint32_t depth, uint32_t* to) {
-  GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).write_other_tokens(link, depth, to);
+  GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).write_other_tokens(link, depth, to);
 }
-template <int kBlocks, int kWarps, bool kSpill>
+template <int kBlocks, int kWarps, Mode kMode>
 FT_OUTLINE void gather_crowded_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state,
                                         uint32_t found) {
-  GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).gather_crowded(found);
+  GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).gather_crowded(found);
 }
-template <int kBlocks, int kWarps, bool kSpill>
+template <int kBlocks, int kWarps, Mode kMode>
 FT_OUTLINE void order_frontier_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state) {
-  GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).order_frontier();
+  GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).order_frontier();
 }
-template <int kBlocks, int kWarps, bool kSpill>
+template <int kBlocks, int kWarps, Mode kMode>
 FT_OUTLINE void raise_floors_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state) {
-  GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).raise_floors();
+  GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).raise_floors();
 }
-template <int kBlocks, int kWarps, bool kSpill>
+template <int kBlocks, int kWarps, Mode kMode>
 FT_OUTLINE void next_part_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state) {
-  GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).next_part();
+  GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).next_part();
 }
-template <int kBlocks, int kWarps, bool kSpill>
+template <int kBlocks, int kWarps, Mode kMode>
 FT_OUTLINE void sort_crowded_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state,
                                       uint32_t count) {
-  GroupSearch<kBlocks, kWarps, kSpill>(batch, shared, state).sort_crowded(count);
+  GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).sort_crowded(count);
 }
 
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE GroupSearch<kBlocks, kWarps, kSpill>::GroupSearch(const SearchBatch& batch, unsigned char* shared,
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE GroupSearch<kBlocks, kWarps, kMode>::GroupSearch(const SearchBatch& batch, unsigned char* shared,
                                                             const SearchState& state)
     : SearchState(state), batch_(batch), shared_(shared) {
-  static_assert(kBlocks == 1 || !kSpill, "a cluster reaches shared memory only");
+  static_assert(kBlocks == 1 || kMode != kSpills, "a cluster reaches shared memory only");
   const uint64_t group = simt::block() / kBlocks;
   workspace_ = batch.workspace + group * batch.workspace_bytes;
   if (kBlocks == 1 && batch.history) {
@@ -298,8 +298,8 @@ FT_DEVICE GroupSearch<kBlocks, kWarps, kSpill>::GroupSearch(const SearchBatch& b
   }
 }
 
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::run() {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::run() {
   const uint32_t num_groups = simt::num_blocks() / kBlocks;
   const bool persistent = batch_.num_queries > num_groups;
   const bool leads = simt::rank<kBlocks>() == 0 && simt::thread() == 0;
@@ -319,20 +319,20 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::run() {
   if (simt::atomic_increment(&batch_.counters[1], num_groups - 1) == num_groups - 1) batch_.counters[0] = 0;
 }
 
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::search(uint32_t query) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::search(uint32_t query) {
   begin(query);
   bool goes_on = num_beams_ > 0;
 #pragma unroll 1
   for (step_ = 0; goes_on && step_ < num_steps_; ++step_) goes_on = step();
   // `step_` rows have been looked at, and one more where the search did not go on to it.
-  if (step_ + 1 < num_steps_) check_rows_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state());
+  if (step_ + 1 < num_steps_) check_rows_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state());
   finish();
   lap(kPhaseFinish);
 }
 
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::begin(uint32_t query) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::begin(uint32_t query) {
 #if defined(FLASHTRIE_PHASES)
   lap_start_ = simt::clock();
 #endif
@@ -378,10 +378,10 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::begin(uint32_t query) {
     const uint32_t best = simt::reduce_max(mine ? put_slot(0, me, token, logprob) : 0);
     if (simt::lane() == 0) simt::atomic_max(&control().best_logprobs[0], best);
     if (me == 0) control().row_taken[0] = kWarps * 32;
-    if (batch_.search.eos != kNoToken) find_end_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 0);
+    if (batch_.search.eos != kNoToken) find_end_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), 0);
     simt::sync_block();
     if (batch_.num_slots > kWarps * 32) {
-      put_row_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 0);
+      put_row_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), 0);
       simt::sync_block();
     }
   }
@@ -390,8 +390,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::begin(uint32_t query) {
 }
 
 // Whether there is a frontier for another step.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::step() {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE bool GroupSearch<kBlocks, kWarps, kMode>::step() {
   is_last_ = step_ + 1 == num_steps_;
   const uint32_t end = control().end_logprobs[(step_ + 1) & 3];
   can_end_ = batch_.search.eos == kNoToken || (!is_last_ && end != 0);
@@ -408,10 +408,10 @@ FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::step() {
     lap(kPhaseExpand);
     // Four warps come here at once, the others when they have nothing left to expand.
     if (!has_row && simt::any(control().row_taken[(step_ + 1) & 1] < batch_.num_slots)) {
-      put_row_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), step_ + 1);
+      put_row_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), step_ + 1);
     }
     if (!has_row && batch_.search.eos != kNoToken && warp >= kExpandWarps)
-      find_end_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), step_ + 1);
+      find_end_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), step_ + 1);
     has_row = true;
     lap(kPhaseRow);
     simt::sync_block();
@@ -421,16 +421,16 @@ FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::step() {
     }
     lap(kPhaseWait);
     const uint32_t again = control().again[round_ & 1];
-    const bool is_through = control().unfinished[round_ & 1] == 0;
+    const bool is_through = kMode == kParts && control().unfinished[round_ & 1] == 0;
     ++round_;
     if (again == 0) break;
     simt::sync_block();  // the flags have been read
-    if (again & kPoolFull)
-      prune_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state());
+    if (kMode != kParts || (again & kPoolFull))
+      prune_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state());
     else
-      raise_floors_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state());
-    if (has_rest() && is_through) {
-      next_part_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state());
+      raise_floors_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state());
+    if (is_through && has_rest()) {
+      next_part_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state());
       begin_part();
       cursor = Cursor{};
       cursor.window = warp;
@@ -443,7 +443,7 @@ FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::step() {
   const uint32_t num_candidates = group_entries(0);
   if (me < 8) control().floor_bins[0][me] = 0;
   if (me == 8) control().floors[0] = 0;
-  if (me == 9) control().part = {};
+  if (kMode == kParts && me == 9) control().part = {};
   const uint64_t cut = candidate_cut(num_candidates);
   lap(kPhaseCut);
   if (deals_directly()) {
@@ -453,8 +453,8 @@ FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::step() {
     simt::sync_group<kBlocks>();
     arrange();
   }
-  if (is_heavy()) {
-    order_frontier_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state());
+  if (kMode == kParts && is_heavy()) {
+    order_frontier_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state());
     begin_part();
   }
   lap(kPhaseSurvive);
@@ -462,8 +462,8 @@ FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::step() {
 }
 
 // What the next round or step counts in, cleared while nobody looks at it.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::reset_round() {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::reset_round() {
   const uint32_t me = simt::thread();
   if (me < 8) control().received[me] = 0;
   if (me != 8) return;
@@ -476,8 +476,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::reset_round() {
 }
 
 // In the instrumented build, charges the leader's cycles since the last lap to a phase.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::lap(SearchPhase phase) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::lap(SearchPhase phase) {
 #if defined(FLASHTRIE_PHASES)
   const int64_t now = simt::clock();
   if (simt::thread() == 0 && simt::rank<kBlocks>() == 0)

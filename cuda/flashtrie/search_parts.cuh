@@ -8,25 +8,25 @@
 
 namespace flashtrie {
 
-constexpr uint32_t kHeavyBeam = 8;   // searches that a beam's label groups must cost on average for parts to pay
+constexpr uint32_t kHeavyBeam = 32;  // label groups that a beam must have on average for parts to pay
 constexpr uint32_t kPartGrowth = 4;  // from a part to the next, as long as there are no floors
 
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::is_heavy() const {
-  return num_label_groups_ >= batch_.heavy_groups && num_label_groups_ >= kHeavyBeam * batch_.search_cost * num_beams_;
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE bool GroupSearch<kBlocks, kWarps, kMode>::is_heavy() const {
+  return num_label_groups_ >= batch_.heavy_groups && (batch_.search_cost == 0 || num_label_groups_ >= kHeavyBeam * num_beams_);
 }
 
 // Takes over what the control says of the part to expand.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::begin_part() {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::begin_part() {
   num_beams_ = control().part.last;
   num_label_groups_ = control().part.label_groups;
 }
 
 // Puts the next frontier in order of its score bins, and leaves its first part in the control. The pool of candidates and
 // their histogram, which nobody needs any more, give the room. Ends with a barrier of the block.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::order_frontier() {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::order_frontier() {
   const uint32_t me = simt::thread();
   uint32_t* histogram = candidate_histogram(step_);
   Beam* unordered = reinterpret_cast<Beam*>(candidates().keys);  // and where the ranges are
@@ -54,8 +54,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::order_frontier() {
 }
 
 // Makes of the counts of a histogram the places where the bins begin, the best bin first. Ends with a barrier of the block.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::begin_bins(uint32_t* histogram) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::begin_bins(uint32_t* histogram) {
   static_assert(kBinWords / 2 <= kWarps * 32, "two words a thread");
   const uint32_t me = simt::thread(), lane = simt::lane(), upper = kBinWords - 1 - 2 * me;
   const bool here = me < kBinWords / 2;
@@ -76,8 +76,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::begin_bins(uint32_t* histog
 
 // Of beams [first, last), laid out with so many label groups, the first ones whose groups come to the limit are the next
 // part; left in the control. Ends with a barrier of the block.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::take_part(uint32_t step, uint32_t first, uint32_t last, uint32_t groups,
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::take_part(uint32_t step, uint32_t first, uint32_t last, uint32_t groups,
                                                                uint32_t limit) {
   const uint32_t* starts = beam_starts(step);
   FrontierPart* part = &control().part;
@@ -93,8 +93,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::take_part(uint32_t step, ui
 
 // Raises both floors to the bins in which the group's last wanted entries lie. A barrier of the block before; ends
 // with one of the group, since histograms are read everywhere.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::raise_floors() {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::raise_floors() {
   if (kBlocks == 1) share_totals(0);  // in a cluster every round ends with that
   share_totals(1);
   simt::sync_group<kBlocks>();
@@ -109,8 +109,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::raise_floors() {
 
 // Lays out what the floors leave of the frontier behind the part that is through, and leaves the next part in the control.
 // Ends with a barrier of the block.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::next_part() {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::next_part() {
   const uint32_t me = simt::thread(), first = num_beams_, end = control().part.frontier_last;
   const uint32_t limit = control().part.limit;
   const bool has_floors = (control().floors[0] != 0 || is_last_) && (control().floors[1] != 0 || !can_end_);
@@ -146,18 +146,16 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::next_part() {
     beam.start = history(step_ - 1)[at];
     Arrival arrived = arrival(beam);
     const uint32_t usable = is_sorted ? usable_slots(beam.score) : batch_.num_slots;
-    if ((arrived.asks & kAsks) || usable * batch_.search_cost < arrived.groups) {
-      arrived.groups = usable > 0 ? usable : 1;  // every beam has a group
-      arrived.asks = kAsks;
-    }
+    if ((arrived.groups & kAsks) || usable * batch_.search_cost < arrived.groups)
+      arrived.groups = (usable > 0 ? usable : 1) | kAsks;  // every beam has a group
     return arrived;
   });
   take_part(step_, first, wanted, groups, has_floors ? kNoSlot : limit * kPartGrowth);
 }
 
 // How many slots of a row whose log-probs fall can lead a beam of this score past the floors.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::usable_slots(float beam_score) const {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::usable_slots(float beam_score) const {
   const float* logprobs = table(step_).logprobs;
   uint32_t low = 0, high = batch_.num_slots;
 #pragma unroll 1

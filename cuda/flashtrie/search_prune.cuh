@@ -4,16 +4,16 @@
 namespace flashtrie {
 
 // The least key among the beam_width best candidates of the group; 0 where there are no more. All threads.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kSpill>::candidate_cut(uint32_t num_candidates) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kMode>::candidate_cut(uint32_t num_candidates) {
   if (num_candidates <= beam_width_) return 0;
   if (kBlocks == 1 && num_candidates <= kCompareAll) return nth_key(candidates().keys, num_candidates, beam_width_);
-  return pool_cut_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), 0, beam_width_);
+  return pool_cut_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), 0, beam_width_);
 }
 
 // The same for either pool (0 candidates, 1 results). In a cluster share_totals comes before, and a barrier.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kSpill>::pool_cut(int which, uint32_t n) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kMode>::pool_cut(int which, uint32_t n) {
   if (kBlocks == 1) {
     share_totals(which);
     simt::sync_block();
@@ -23,7 +23,7 @@ FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kSpill>::pool_cut(int which, uin
   const uint32_t bin = control().bin, wanted = control().wanted, in_bin = control().in_bin;
   if (wanted == 0) return bin_start(bin + 1);
   if (wanted >= in_bin) return bin_start(bin);
-  if (in_bin > kMaxTies) return search_cut_outlined<kBlocks, kWarps, kSpill>(batch_, shared_, state(), n, which);
+  if (in_bin > kMaxTies) return search_cut_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), n, which);
   const uint64_t* keys = which == 0 ? candidates().keys : results().keys;
   const uint32_t count = num_entries(which);
 #pragma unroll 2
@@ -49,8 +49,8 @@ FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kSpill>::pool_cut(int which, uin
 
 // Where the n-th best of the group lies, from the totals that share_totals told. One warp of each block. In a cluster the
 // blocks' histograms are read where they are, 32 words of each.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE BinCut GroupSearch<kBlocks, kWarps, kSpill>::group_cut(int which, uint32_t n) const {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE BinCut GroupSearch<kBlocks, kWarps, kMode>::group_cut(int which, uint32_t n) const {
   uint32_t* histogram = histogram_of(which);
   uint32_t mine = 0;
 #pragma unroll
@@ -69,8 +69,8 @@ FT_DEVICE BinCut GroupSearch<kBlocks, kWarps, kSpill>::group_cut(int which, uint
 
 // Leaves in the control where the n-th best lies: its bin, how many of it are wanted of how many, and how many of those are
 // in blocks before this one. One warp of each block; there are more than n.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::locate(int which, uint32_t n) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::locate(int which, uint32_t n) {
   const BinCut cut = group_cut(which, n);
   const uint32_t lane = simt::lane();
   uint32_t base = 0;
@@ -86,8 +86,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::locate(int which, uint32_t 
 
 // Tells every block of the group the totals of this block's chunks, and its counts. A barrier of the block before, of the
 // group behind.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::share_totals(int which) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::share_totals(int which) {
   const uint32_t* histogram = histogram_of(which);
   const uint32_t rank = simt::rank<kBlocks>(), lane = simt::lane();
 #pragma unroll 1
@@ -100,8 +100,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::share_totals(int which) {
 }
 
 // Entries of a pool over the group, from the counts that share_totals told.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::group_entries(int which) const {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::group_entries(int which) const {
   if (kBlocks == 1) return num_entries(which);
   uint32_t sum = 0;
 #pragma unroll
@@ -113,8 +113,8 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::group_entries(int which
 }
 
 // A pool is full: keep the best of both pools, exactly, and make their last ones floors.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::prune() {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::prune() {
   const uint32_t limits[2] = {beam_width_, result_limit_};
 #pragma unroll 1
   for (int which = 0; which < 2; ++which) {
@@ -130,8 +130,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::prune() {
 }
 
 // The n-th best of a block's few keys: a warp a key, compared with all others.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kSpill>::nth_key(const uint64_t* keys, uint32_t count, uint32_t n) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kMode>::nth_key(const uint64_t* keys, uint32_t count, uint32_t n) {
   const Comparison all(keys, count);
 #pragma unroll 2
   for (uint32_t i = simt::thread() >> 5; i < count; i += kWarps) {
@@ -143,8 +143,8 @@ FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kSpill>::nth_key(const uint64_t*
 }
 
 // The same, whatever the keys are: one bit at a time. Only where very many scores are alike.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kSpill>::search_cut(int which, uint32_t n) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kMode>::search_cut(int which, uint32_t n) {
   const uint64_t* keys = which == 0 ? candidates().keys : results().keys;
   const uint32_t count = num_entries(which);
   uint64_t cut = 0;
@@ -159,8 +159,8 @@ FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kSpill>::search_cut(int which, u
   return cut;
 }
 
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::group_sum(uint32_t value) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::group_sum(uint32_t value) {
   uint32_t* sums = control().sums;
   // Three sums take turns: one is added to, one may still be read, one is cleared.
   const uint32_t turn = control().sum_turn;
@@ -179,8 +179,8 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::group_sum(uint32_t valu
 }
 
 // Keeps the entries of this block's pool that reach its floor.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::compact(int which) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::compact(int which) {
   uint64_t* keys = which == 0 ? candidates().keys : results().keys;
   uint32_t* histogram = histogram_of(which);
   const uint64_t floor = control().floors[which];

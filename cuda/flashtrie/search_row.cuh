@@ -4,8 +4,8 @@
 namespace flashtrie {
 
 // Puts a row into its table, 32 slots a warp at a time, until none are left. The next ones are on their way meanwhile.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::put_row(uint32_t row) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::put_row(uint32_t row) {
   const uint64_t first = grid_ + static_cast<uint64_t>(row) * batch_.num_slots;
   auto token_of = [&](uint32_t slot) { return slot < batch_.num_slots ? load_token(first + slot) : kNoToken; };
   auto logprob_of = [&](uint32_t slot) { return slot < batch_.num_slots ? load_logprob(first + slot) : -INFINITY; };
@@ -28,16 +28,16 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::put_row(uint32_t row) {
   if (simt::lane() == 0) simt::atomic_max(&control().best_logprobs[row & 1], best);
 }
 
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::take_slots(uint32_t row) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::take_slots(uint32_t row) {
   uint32_t taken = 0;
   if (simt::lane() == 0) taken = simt::atomic_add(&control().row_taken[row & 1], 32);
   return simt::shuffle(taken, 0);
 }
 
 // Looks for the end of sequence in the row behind: what ends at step `row` takes its log-prob from there. Any warps.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::find_end(uint32_t row) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::find_end(uint32_t row) {
   if (row + 1 >= num_steps_) return;
   const uint64_t first = grid_ + static_cast<uint64_t>(row + 1) * batch_.num_slots;
   const uint32_t team = kRowWarps * 32, place = simt::thread() - (kWarps * 32 - team);
@@ -54,8 +54,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::find_end(uint32_t row) {
 
 // Makes ready for the row after the next, once this one is done with; by `count` threads, of which this is the one at
 // `place`. No barrier inside.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::clear_row(uint32_t row, uint32_t place, uint32_t count) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::clear_row(uint32_t row, uint32_t place, uint32_t count) {
   table(row).clear(place, count);
   if (place < kBinWords / 4) reinterpret_cast<simt::Quad*>(candidate_histogram(row + 1))[place] = {0, 0, 0, 0};
   if (deals_directly())  // what the step after the next does not fill stays larger than any
@@ -64,8 +64,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::clear_row(uint32_t row, uin
 }
 
 // The slot's log-prob, ordered; 0 where it extends nothing.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::put_slot(uint32_t row, uint32_t slot, uint32_t token,
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::put_slot(uint32_t row, uint32_t slot, uint32_t token,
                                                                   float logprob) {
   if (!(logprob < INFINITY)) simt::atomic_max(&control().bad_slot, ~(row * batch_.num_slots + slot));
   if (!slot_extends(batch_.trie, batch_.search, token, logprob)) return 0;
@@ -77,8 +77,8 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::put_slot(uint32_t row, 
 }
 
 // A search that ends early has not seen the last rows; a bad log-prob there is an error all the same.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::check_rows(uint32_t from) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::check_rows(uint32_t from) {
   if (from >= num_steps_ || simt::rank<kBlocks>() != 0) return;
   const uint64_t end = static_cast<uint64_t>(num_steps_) * batch_.num_slots;
 #pragma unroll 1
@@ -87,8 +87,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::check_rows(uint32_t from) {
 }
 
 // Fetches the only query's grid from the host's memory, all of it at once: one wait for the bus instead of one a row.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::stage_rows() {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::stage_rows() {
   const uint64_t slots = static_cast<uint64_t>(num_steps_) * batch_.num_slots;
   const uint64_t token_quads = (slots * batch_.token_bytes + 15) / 16, logprob_quads = (slots * batch_.logprob_bytes + 15) / 16;
   simt::Quad* to = reinterpret_cast<simt::Quad*>(batch_.stage);
@@ -101,8 +101,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::stage_rows() {
 }
 
 // All rows of the query come to the second-level cache while the first ones are worked on.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::prefetch_rows() const {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::prefetch_rows() const {
   constexpr uint32_t kSector = 32;  // what one of them brings
   const uint64_t slots = static_cast<uint64_t>(num_steps_) * batch_.num_slots;
   const unsigned char* tokens = static_cast<const unsigned char*>(tokens_) + grid_ * batch_.token_bytes;
@@ -115,20 +115,20 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::prefetch_rows() const {
   for (uint64_t at = begin; at < slots * batch_.logprob_bytes; at += stride) simt::prefetch(logprobs + at);
 }
 
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::load_token(uint64_t at) const {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::load_token(uint64_t at) const {
   if (batch_.token_bytes == 4) return static_cast<const uint32_t*>(tokens_)[at];
   return load_other_token(tokens_, batch_.token_bytes, at);
 }
 
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE float GroupSearch<kBlocks, kWarps, kSpill>::load_logprob(uint64_t at) const {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE float GroupSearch<kBlocks, kWarps, kMode>::load_logprob(uint64_t at) const {
   if (batch_.logprob_bytes == 4) return static_cast<const float*>(logprobs_)[at];
   return simt::half_to_float(static_cast<const uint16_t*>(logprobs_)[at]);
 }
 
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE StepTable GroupSearch<kBlocks, kWarps, kSpill>::table(uint32_t step) const {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE StepTable GroupSearch<kBlocks, kWarps, kMode>::table(uint32_t step) const {
   const uint32_t which = step & 1, slots = Places::slot_places(batch_);
   uint32_t* heads = reinterpret_cast<uint32_t*>(tables() + which * Places::table_bytes(batch_));
   uint32_t* tokens = heads + (1u << batch_.log2_table);

@@ -7,15 +7,15 @@
 namespace flashtrie {
 
 // Whether one block's frontier can be dealt without a second pass: beams and label groups are counted in one word.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE bool GroupSearch<kBlocks, kWarps, kSpill>::deals_directly() const {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE bool GroupSearch<kBlocks, kWarps, kMode>::deals_directly() const {
   const uint32_t scanned = batch_.scan_limit / 8 + 2, most = scanned > batch_.num_slots ? scanned : batch_.num_slots;
   return kBlocks == 1 && static_cast<uint64_t>(beam_width_) * most < 1u << (32 - kBeamBits);
 }
 
 // The candidates not below the cut become the frontier. Ends with a barrier.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::deal(uint64_t cut) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::deal(uint64_t cut) {
   const uint32_t count = num_entries(0), lane = simt::lane();
   uint32_t* frontier = &control().frontier[(step_ + 1) & 1];
 #pragma unroll 1
@@ -46,16 +46,16 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::deal(uint64_t cut) {
 }
 
 // Notes a beam in the windows whose first label group is one of its.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::note_windows(uint32_t beam, uint32_t start, uint32_t groups) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::note_windows(uint32_t beam, uint32_t start, uint32_t groups) {
 #pragma unroll 1
   for (uint32_t window = (start + 31) >> 5; window < kWindowPlaces && window * 32 < start + groups; ++window)
     windows()[window] = static_cast<uint16_t>(beam);
 }
 
 // Deals out the candidates not below the cut. A barrier of the group follows.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::survive(uint64_t cut) {
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::survive(uint64_t cut) {
   const uint32_t count = num_entries(0), lane = simt::lane(), rank = simt::rank<kBlocks>();
 #pragma unroll 1
   for (uint32_t from = simt::thread() & ~31u; from < count; from += simt::num_threads()) {
@@ -86,41 +86,40 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::survive(uint64_t cut) {
 }
 
 // Makes a frontier of what arrived. Ends with a barrier of the block.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kSpill>::arrange() {
-  uint32_t received[kBlocks], num_beams = 0;
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::arrange() {
+  uint32_t num_beams = 0;
+  if (kBlocks == 1) num_beams = control().num_survivors;
 #pragma unroll
-  for (int b = 0; b < kBlocks; ++b) {
-    received[b] = kBlocks == 1 ? control().num_survivors : control().received[b];
-    num_beams += received[b];
-  }
+  for (int b = 0; kBlocks > 1 && b < kBlocks; ++b) num_beams += control().received[b];
   num_beams_ = num_beams;
   num_label_groups_ = lay_out(step_ + 1, 0, num_beams, [&](uint32_t at) {
     if (kBlocks == 1) return arrival(beams()[at]);
     uint32_t place = at, before = 0;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-      if (at >= before && at < before + received[b]) place = b * (batch_.beam_capacity / kBlocks) + at - before;
-      before += received[b];
+      const uint32_t received = control().received[b];
+      if (at >= before && at < before + received) place = b * (batch_.beam_capacity / kBlocks) + at - before;
+      before += received;
     }
     return arrival(arrivals()[place]);
   });
 }
 
 // A beam on its way, whose start is its link.
-template <int kBlocks, int kWarps, bool kSpill>
-FT_DEVICE typename GroupSearch<kBlocks, kWarps, kSpill>::Arrival GroupSearch<kBlocks, kWarps, kSpill>::arrival(
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE typename GroupSearch<kBlocks, kWarps, kMode>::Arrival GroupSearch<kBlocks, kWarps, kMode>::arrival(
     const Beam& beam) const {
   const ChildRange range = {beam.first, beam.last};
-  return {beam, num_groups(range), is_wide(range) ? kAsks : 0};
+  return {beam, num_groups(range) | (is_wide(range) ? kAsks : 0)};
 }
 
 // Lays out beams [first, last) of a step's frontier as `arrival_at` gives them: where their label groups begin, counted from
 // the first beam's, and which beam each window begins with. Returns the number of label groups. Ends with a barrier
 // of the block.
-template <int kBlocks, int kWarps, bool kSpill>
+template <int kBlocks, int kWarps, Mode kMode>
 template <typename ArrivalAt>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::lay_out(uint32_t step, uint32_t first, uint32_t last,
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::lay_out(uint32_t step, uint32_t first, uint32_t last,
                                                                  const ArrivalAt& arrival_at) {
   const uint32_t me = simt::thread(), lane = simt::lane();
   uint32_t groups_before = 0;
@@ -129,7 +128,7 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::lay_out(uint32_t step, 
     const uint32_t at = from + me;
     const bool here = at < last;
     const Arrival arrived = here ? arrival_at(at) : Arrival{};
-    const uint32_t groups = arrived.groups;
+    const uint32_t groups = arrived.groups & ~kAsks;
     const uint32_t upto = inclusive_scan(groups);
     if (lane == 31) control().warp_sums[me >> 5] = upto;
     simt::sync_block();
@@ -137,7 +136,7 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kSpill>::lay_out(uint32_t step, 
     const uint32_t start = groups_before + simt::reduce_add(lane < (me >> 5) ? sum : 0) + upto - groups;
     groups_before += simt::reduce_add(sum);
     if (here) {
-      beams()[at] = {arrived.beam.score, arrived.beam.first, arrived.beam.last, start | arrived.asks};
+      beams()[at] = {arrived.beam.score, arrived.beam.first, arrived.beam.last, start | (arrived.groups & kAsks)};
       beam_starts(step)[at] = start;
       history(step - 1)[at] = arrived.beam.start;
       note_windows(at, start, groups);

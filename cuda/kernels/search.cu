@@ -1,4 +1,4 @@
-// The search kernels: one persistent launch answers a whole batch. See cuda/README.md for what each reads.
+// The search kernels: one persistent launch answers a whole batch. (search_parts.cu has two more.) See cuda/README.md for what each reads.
 #include "flashtrie/pack_hits.cuh"
 #include "flashtrie/search_group.cuh"
 
@@ -16,29 +16,29 @@ using namespace flashtrie;
 
 // One block a query, two blocks a multiprocessor: throughput.
 extern "C" __global__ void __launch_bounds__(kSmallBlock, 2) search_block(const __grid_constant__ SearchBatch batch) {
-  GroupSearch<1, kSmallBlock / 32, false>(batch, shared_memory).run();
+  GroupSearch<1, kSmallBlock / 32, kShared>(batch, shared_memory).run();
 }
 
 // One block a query, a multiprocessor to itself: latency of small beams, throughput of large ones.
 extern "C" __global__ void __launch_bounds__(kLargeBlock, 1) search_alone(const __grid_constant__ SearchBatch batch) {
-  GroupSearch<1, kLargeBlock / 32, false>(batch, shared_memory).run();
+  GroupSearch<1, kLargeBlock / 32, kShared>(batch, shared_memory).run();
 }
 
 // One block a query, frontier and pools in global memory: very large beams, or little shared memory.
 extern "C" __global__ void __launch_bounds__(kSmallBlock, 1) search_spill(const __grid_constant__ SearchBatch batch) {
-  GroupSearch<1, kSmallBlock / 32, true>(batch, shared_memory).run();
+  GroupSearch<1, kSmallBlock / 32, kSpills>(batch, shared_memory).run();
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // A cluster of blocks a query: latency of large beams.
 extern "C" __global__ void __launch_bounds__(kLargeBlock, 1) __cluster_dims__(4)
     search_cluster4(const __grid_constant__ SearchBatch batch) {
-  GroupSearch<4, kLargeBlock / 32, false>(batch, shared_memory).run();
+  GroupSearch<4, kLargeBlock / 32, kShared>(batch, shared_memory).run();
 }
 
 extern "C" __global__ void __launch_bounds__(kLargeBlock, 1) __cluster_dims__(8)
     search_cluster8(const __grid_constant__ SearchBatch batch) {
-  GroupSearch<8, kLargeBlock / 32, false>(batch, shared_memory).run();
+  GroupSearch<8, kLargeBlock / 32, kShared>(batch, shared_memory).run();
 }
 #endif
 

@@ -25,6 +25,9 @@ KERNELS = {
     "search_cluster4": (4, 1, 640),
     "search_cluster8": (8, 1, 640),
     "search_spill": (1, 1, 512),
+    "parts_block": (1, 2, 512),
+    "parts_alone": (1, 1, 640),
+    "parts_cluster8": (8, 1, 640),
 }
 """Blocks a query, blocks that share a multiprocessor, threads a block."""
 
@@ -41,10 +44,17 @@ _ROW_WARPS = 4
 _CONTROL_BYTES = 2496
 _STARTS_BEHIND = 36
 _SPILL_BUDGET = 8192
-_HEAVY_TURNS, _PART_TURNS = 8, 2
+_HEAVY_TURNS, _PART_TURNS = 8, 4
 """Windows a warp of a frontier that is expanded in parts, and of its first part (measured on an H200)."""
-_SEARCH_COST = 4
+_SEARCH_COST = 6
 """Label groups scanned in the time of a search for one proposal."""
+
+_BUSHY = 14
+"""Mean fan-out of the root's children from which on the second step is worth a cluster, however narrow the beam: titles have 59, a
+load of 20 M keys over 2.2 M tokens 4."""
+_HEAVY_FAN_OUT, _HEAVY_BLOCK, _HEAVY_CLUSTER = 48, 700, 10_000
+"""From this mean fan-out of the root's children on, and so many label groups that a frontier of them has, the kernels
+that expand it in parts are the faster ones, a block or a cluster a query (measured on an H200)."""
 _CANDIDATE_BYTES, _RESULT_BYTES = 20, 18
 
 TRIE = np.dtype(
@@ -199,16 +209,16 @@ def plan_launch(
     num_multiprocessors: int,
     shared_bytes: int,
     kernel: str | None = None,
-    is_bushy: bool = False,
+    fan_out: float = 0.0,
 ) -> Launch:
     """The kernel for a batch and its sizes. ``shared_bytes``: most that a block may have; ``kernel`` forces one.
 
-    ``is_bushy``: the second step has much to scan whatever the beam width. A cluster a query while the device has
-    multiprocessors to spare for it, else one block a query; frontier and pools in global memory where they don't fit
+    ``fan_out``: mean, of the root's children, so of the beams of the second step. A cluster a query while the device has
+    multiprocessors to spare for it, else one block a query; frontiers in parts where they are heavy; frontier and pools in global memory where they don't fit
     into shared memory. UsageError for what no kernel holds.
     """
     shape.check()
-    name = kernel or _choose(shape, num_queries, arch, num_multiprocessors, is_bushy)
+    name = kernel or _choose(shape, num_queries, arch, num_multiprocessors, fan_out)
     if name != "search_spill":
         launch = _in_shared(name, shape, num_queries, num_multiprocessors, shared_bytes)
         if launch is not None:
@@ -256,10 +266,13 @@ def _in_shared(
     )  # fmt: skip
 
 
-def _choose(shape: Shape, num_queries: int, arch: int, num_multiprocessors: int, is_bushy: bool) -> str:
+def _choose(shape: Shape, num_queries: int, arch: int, num_multiprocessors: int, fan_out: float) -> str:
     is_small = max(shape.beam_width, shape.num_results, shape.num_slots) <= _SMALL
-    if arch >= 90 and (is_bushy or not is_small):
-        for name in ("search_cluster8", "search_cluster4"):
-            if num_queries * KERNELS[name][0] <= num_multiprocessors:
-                return name
-    return "search_block" if is_small and num_queries > num_multiprocessors else "search_alone"
+    label_groups = fan_out * shape.beam_width / 8 if fan_out >= _HEAVY_FAN_OUT else 0.0
+    if arch >= 90 and (fan_out > _BUSHY or not is_small):
+        if num_queries * 8 <= num_multiprocessors:
+            return "parts_cluster8" if label_groups >= _HEAVY_CLUSTER else "search_cluster8"
+        if num_queries * 4 <= num_multiprocessors:
+            return "search_cluster4"
+    kind = "parts" if label_groups >= _HEAVY_BLOCK else "search"
+    return f"{kind}_block" if is_small and num_queries > num_multiprocessors else f"{kind}_alone"

@@ -46,9 +46,10 @@ class SearchSession:
         shape = Shape(plan.beam_width, plan.result_limit, num_slots, self.depth)
         self._plan_for = lambda count: plan_launch(
             shape, count, arch=device.arch, num_multiprocessors=device.num_multiprocessors,
-            shared_bytes=device.shared_memory_bytes, kernel=kernel, is_bushy=trie.is_bushy,
+            shared_bytes=device.shared_memory_bytes, kernel=kernel, fan_out=trie.fan_out,
         )  # fmt: skip
         self._module = module or load_kernels("search", device)
+        self._is_given = module is not None
         self._launches: dict[int, Launch] = {}
         self._ready_for: tuple[int, int, int, int] | None = None
         self._ready: Any = None
@@ -178,7 +179,10 @@ class SearchSession:
     def _function(self, launch: Launch) -> Any:
         import pycuda.driver as cuda
 
-        function = self._module.get_function(launch.kernel)
+        module = self._module
+        if launch.kernel.startswith("parts_") and not self._is_given:
+            module = load_kernels("search_parts", self.trie.device)
+        function = module.get_function(launch.kernel)
         function.prepare([BATCH])
         # The function is every session's: as much as there is, not as much as this one needs.
         most = self.trie.device.shared_memory_bytes

@@ -15,10 +15,6 @@ _MAX_ROOT_PLACES = 1 << 22
 _MIN_ROOT_FAN_OUT = 4096
 """A smaller root is scanned like any other node."""
 
-_BUSHY = 14
-"""Children of a root's child, on average, past which a cluster searches sooner than a block: titles have 59, a load of
-20 M keys over 2.2 M tokens 4."""
-
 _CHUNK_BYTES = 64 << 20
 
 
@@ -33,7 +29,8 @@ class DeviceTrie:
         self.depth = int(trie.depth)
         self.num_nodes = int(trie.num_nodes)
         sizes = np.diff(np.asarray(trie.level_starts)[:4].astype(np.int64))
-        self.is_bushy = len(sizes) > 2 and int(sizes[2]) > _BUSHY * int(sizes[1])
+        self.fan_out = float(sizes[2] / sizes[1]) if len(sizes) > 2 else 0.0
+        """Mean fan-out of the root's children: what the second step of a search has to scan."""
         arrays = {
             "louds": np.asarray(trie.louds),
             "lines": np.asarray(trie.lines),

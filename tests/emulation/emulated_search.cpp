@@ -19,11 +19,14 @@ int emulate_search(const SearchBatch* batch, const char* kernel, uint32_t num_bl
                    size_t shared_bytes, uint32_t seed) {
   const std::string name = kernel;
   auto run = [&](auto search, uint32_t blocks) { return simt::launch(num_blocks, blocks, num_threads, shared_bytes, seed, search) ? 0 : 1; };
-  if (name == "search_block") return run([&](unsigned char* shared) { GroupSearch<1, 16, false>(*batch, shared).run(); }, 1);
-  if (name == "search_alone") return run([&](unsigned char* shared) { GroupSearch<1, 20, false>(*batch, shared).run(); }, 1);
-  if (name == "search_spill") return run([&](unsigned char* shared) { GroupSearch<1, 16, true>(*batch, shared).run(); }, 1);
-  if (name == "search_cluster4") return run([&](unsigned char* shared) { GroupSearch<4, 20, false>(*batch, shared).run(); }, 4);
-  if (name == "search_cluster8") return run([&](unsigned char* shared) { GroupSearch<8, 20, false>(*batch, shared).run(); }, 8);
+  if (name == "search_block") return run([&](unsigned char* shared) { GroupSearch<1, 16, kShared>(*batch, shared).run(); }, 1);
+  if (name == "parts_block") return run([&](unsigned char* shared) { GroupSearch<1, 16, kParts>(*batch, shared).run(); }, 1);
+  if (name == "search_alone") return run([&](unsigned char* shared) { GroupSearch<1, 20, kShared>(*batch, shared).run(); }, 1);
+  if (name == "parts_alone") return run([&](unsigned char* shared) { GroupSearch<1, 20, kParts>(*batch, shared).run(); }, 1);
+  if (name == "search_spill") return run([&](unsigned char* shared) { GroupSearch<1, 16, kSpills>(*batch, shared).run(); }, 1);
+  if (name == "search_cluster4") return run([&](unsigned char* shared) { GroupSearch<4, 20, kShared>(*batch, shared).run(); }, 4);
+  if (name == "parts_cluster8") return run([&](unsigned char* shared) { GroupSearch<8, 20, kParts>(*batch, shared).run(); }, 8);
+  if (name == "search_cluster8") return run([&](unsigned char* shared) { GroupSearch<8, 20, kShared>(*batch, shared).run(); }, 8);
   return 2;
 }
 

@@ -25,7 +25,10 @@ from flashtrie_cli.errors import UsageError
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "emulation"))
 from emulator import EmulatedEngine, build
 
-KERNELS = {"search_block": 1, "search_alone": 1, "search_spill": 1, "search_cluster4": 4}
+KERNELS = {
+    "search_block": 1, "search_alone": 1, "search_spill": 1, "search_cluster4": 4,
+    "parts_block": 1, "parts_alone": 1, "parts_cluster8": 8,
+}  # fmt: skip
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to compile the kernels with")
 
@@ -74,7 +77,7 @@ def random_grids(
     return tokens, -rng.integers(1, scores, shape).astype(np.float32) / 4
 
 
-@pytest.mark.parametrize("kernel", ["search_alone", "search_spill", "search_cluster4"])
+@pytest.mark.parametrize("kernel", ["search_alone", "search_spill", "search_cluster4", "parts_cluster8"])
 @pytest.mark.parametrize("scores", [2, 1000])
 def test_pools_that_fill_up_and_scores_that_are_all_alike(
     library: ctypes.CDLL, kernel: str, scores: int
@@ -107,7 +110,7 @@ def test_floors_drop_nothing_that_counts(library: ctypes.CDLL, kernel: str, step
         assert found.identical(cpu.search(tokens, logprobs, plan))
 
 
-@pytest.mark.parametrize("kernel", sorted(KERNELS))
+@pytest.mark.parametrize("kernel", [kernel for kernel in sorted(KERNELS) if kernel.startswith("parts")])
 @pytest.mark.parametrize("parts", [(1, 1, 0), (64, 16, 0), (64, 16, 1), (200, 50, 4)])
 @pytest.mark.parametrize("falls", [True, False], ids=["falling", "shuffled"])
 def test_a_frontier_in_parts(

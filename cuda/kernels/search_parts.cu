@@ -1,0 +1,33 @@
+// The search kernels for tries with heavy fan-outs: frontiers are expanded in parts, best beams first. Kernels of their own,
+// since what they can do more costs all steps registers and instructions.
+#include "flashtrie/search_group.cuh"
+
+namespace flashtrie {
+namespace {
+
+extern __shared__ __align__(16) unsigned char shared_memory[];
+
+constexpr int kSmallBlock = 512, kLargeBlock = 640;  // threads
+
+}  // namespace
+}  // namespace flashtrie
+
+using namespace flashtrie;
+
+// One block a query, two blocks a multiprocessor.
+extern "C" __global__ void __launch_bounds__(kSmallBlock, 2) parts_block(const __grid_constant__ SearchBatch batch) {
+  GroupSearch<1, kSmallBlock / 32, kParts>(batch, shared_memory).run();
+}
+
+// One block a query, a multiprocessor to itself.
+extern "C" __global__ void __launch_bounds__(kLargeBlock, 1) parts_alone(const __grid_constant__ SearchBatch batch) {
+  GroupSearch<1, kLargeBlock / 32, kParts>(batch, shared_memory).run();
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// A cluster of blocks a query.
+extern "C" __global__ void __launch_bounds__(kLargeBlock, 1) __cluster_dims__(8)
+    parts_cluster8(const __grid_constant__ SearchBatch batch) {
+  GroupSearch<8, kLargeBlock / 32, kParts>(batch, shared_memory).run();
+}
+#endif
