@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml CMakeLists.txt $(shell find cuda flashtrie_cli -name '*.py' -o -name '*.c*' -o -name '*.h*')
 
-.PHONY: demo test lint native test-native test-gpu bench-gpu clean
+.PHONY: demo test lint native test-native test-gpu bench-gpu sanitize-gpu clean
 
 # One environment for everything: the package with its native engine, tokenizers, and what the tests need.
 $(VENV)/.installed: $(SOURCES)
@@ -37,6 +37,10 @@ test-gpu:
 # The figures of docs/benchmarks/gpu_search.md; LOAD names its keys and grids.
 bench-gpu:
 	PYTHONPATH=. $(PYTHON) docs/benchmarks/gpu_search.py $(LOAD)
+
+# compute-sanitizer over searches by every kernel.
+sanitize-gpu:
+	PYTHONPATH=. $(PYTHON) docs/benchmarks/sanitize_search.py
 
 clean:
 	rm -rf build $(VENV) flashtrie_cli/_native*.so
