@@ -11,9 +11,6 @@
 namespace flashtrie {
 namespace {
 
-// Beams expanded between two looks at the floors; enough that their reads overlap.
-constexpr uint32_t kBeamsPerTurn = 64;
-
 // From this beam width on, the beams of one query are shared among threads that have no query of their own
 // (measured: starting a thread costs 30 us, a step of this many beams 100 us).
 constexpr uint32_t kMinSharedBeams = 512;
@@ -53,7 +50,6 @@ class Searcher {
   const TrieView trie_;
   const SearchParams params_;
   std::vector<Expander> expanders_;  // one a worker; the first gathers what the others found
-  StepRow row_;
   Step step_{};
   Frontier frontier_;
   std::atomic<uint32_t> next_beam_{0};
@@ -129,10 +125,8 @@ void Searcher::run_shared(const Grid& grid) {
 void Searcher::begin_step(const Grid& grid, uint32_t number) {
   const uint32_t* tokens = grid.tokens + number * grid.num_slots;
   const float* logprobs = grid.logprobs + number * grid.num_slots;
-  row_.load(trie_, params_, tokens, logprobs, grid.num_slots);
-  for (Expander& expander : expanders_) expander.begin_step();
   next_beam_.store(0, std::memory_order_relaxed);
-  step_ = {&row_, number, params_.eos == kNoToken, 0};
+  step_ = {tokens, logprobs, grid.num_slots, number, params_.eos == kNoToken, 0};
   if (step_.can_end || number + 1 == grid.num_steps) return;
   for (uint64_t slot = grid.num_slots; slot < 2 * grid.num_slots; ++slot) {
     if (!slot_ends(params_, tokens[slot], logprobs[slot])) continue;
@@ -143,11 +137,12 @@ void Searcher::begin_step(const Grid& grid, uint32_t number) {
 
 // Best beams first, some at a time: their candidates raise the floors that the next ones must reach at all.
 void Searcher::expand_turns(Expander& expander) {
+  constexpr uint32_t kTurn = Expander::kBeamsPerTurn;
   const uint32_t num_beams = static_cast<uint32_t>(frontier_.nodes.size());
+  expander.begin_step(step_);
   while (true) {
-    const uint32_t begin = next_beam_.fetch_add(kBeamsPerTurn, std::memory_order_relaxed);
-    if (begin >= num_beams || !expander.may_contribute(frontier_, step_, begin)) return;
-    expander.expand(frontier_, step_, begin, std::min(begin + kBeamsPerTurn, num_beams));
+    const uint32_t begin = next_beam_.fetch_add(kTurn, std::memory_order_relaxed);
+    if (begin >= num_beams || !expander.expand(frontier_, step_, begin, std::min(begin + kTurn, num_beams))) return;
   }
 }
 
