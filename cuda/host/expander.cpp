@@ -29,17 +29,16 @@ bool Expander::may_count(const Step& step, float score, uint32_t node) const {
 // Float addition and the length factor are monotone, and node 0 would win every tie: what cannot count with the best of
 // these beams cannot count with any that comes.
 bool Expander::expand(const Frontier& frontier, const Step& step, uint32_t begin, uint32_t end) {
-  const float best = frontier.scores[begin];
-  if (!row_.keep([&](float logprob) { return may_count(step, best + logprob, 0); })) return false;
   find_families(frontier, begin, end);
-  const uint64_t num_proposals = row_.proposals().size();
   for (uint32_t beam = begin; beam < end; ++beam) {
     const Family& family = families_[beam - begin];
+    const float score = frontier.scores[beam];
+    if (!row_.keep([&](float logprob) { return may_count(step, score + logprob, 0); })) {route_pending(step); return false;}
     const bool is_root = family.children.first == 1;
-    if (family.children.fan_out() > num_proposals * (is_root ? kScanPerSlotOfRoot : kScanPerSlot))
-      search(step, family, beam, frontier.scores[beam]);
+    if (family.children.fan_out() > row_.proposals().size() * (is_root ? kScanPerSlotOfRoot : kScanPerSlot))
+      search(step, family, beam, score);
     else
-      scan(step, family, beam, frontier.scores[beam]);
+      scan(step, family, beam, score);
   }
   route_pending(step);
   return true;
@@ -57,9 +56,10 @@ void Expander::find_families(const Frontier& frontier, uint32_t begin, uint32_t 
       prefetch(trie_.wide + uint64_t(line.wide) * kWideStride + (node & 63));
     }
   }
-  for (uint32_t beam = begin; beam < end; ++beam) {
-    const ChildRange children = child_range(trie_, frontier.nodes[beam]);
-    families_[beam - begin] = {children, children.last, 0};
+  find_child_ranges_(trie_, frontier.nodes.data() + begin, end - begin, ranges_.data());
+  for (uint32_t i = 0; i < end - begin; ++i) {
+    const ChildRange children = ranges_[i];
+    families_[i] = {children, children.last, 0};
     prefetch(trie_.label_low + children.first);
     prefetch(trie_.lines + (children.first >> 6));
     if (trie_.high_width > 0) {
@@ -126,7 +126,7 @@ void Expander::route(const Step& step, const Pending& hit) {
   candidates_.push_if(!(line.leaf & bit) & candidates_.admits(hit.key), {hit.key, hit.beam, hit.token});
   if (!step.can_end) return;
   const uint64_t result_key = rank_key(hit.total * params_.length_factors[step.number + 1], hit.child);
-  results_.push_if((line.terminal & bit) && results_.admits(result_key),
+  results_.push_if(((line.terminal & bit) != 0) & results_.admits(result_key),
                    {result_key, hit.total, step.number + 1, hit.beam, hit.token});
 }
 

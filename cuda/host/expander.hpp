@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "child_ranges.hpp"
 #include "flashtrie/search.cuh"
 #include "scan.hpp"
 #include "step_row.hpp"
@@ -48,7 +49,7 @@ class Expander {
   static constexpr uint32_t kBeamsPerTurn = 64;
 
   Expander(const Trie& trie, const SearchParams& params)
-      : opened_(trie), trie_(trie.view()), params_(params), scan_(scan_labels()) {}
+      : opened_(trie), trie_(trie.view()), params_(params) {}
 
   void begin_query() { results_.reset(params_.num_results); }
   void begin_step(const Step& step);
@@ -88,11 +89,13 @@ class Expander {
   const Trie& opened_;
   const TrieView trie_;
   const SearchParams params_;
-  const ScanLabels scan_;
+  const ScanLabels scan_ = scan_labels();
+  const FindChildRanges find_child_ranges_ = find_child_ranges();
   StepRow row_;
-  std::array<Family, kBeamsPerTurn> families_;  // of the beams at hand
+  std::array<ChildRange, kBeamsPerTurn> ranges_;  // of the beams at hand
+  std::array<Family, kBeamsPerTurn> families_;
   std::array<uint32_t, kLabelsPerScan + kScanSlack> hits_;
-  std::array<Pending, 64> pending_;
+  std::array<Pending, 32> pending_;
   size_t num_pending_ = 0;
   Top<Candidate> candidates_;
   Top<Result> results_;

@@ -1,8 +1,10 @@
 // Keeps the best `limit` items of a stream by their 64-bit rank key, with a floor that rises as they come.
 #pragma once
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace flashtrie {
@@ -13,7 +15,7 @@ class Top {
  public:
   void reset(uint64_t limit) {
     limit_ = limit;
-    items_.resize(std::max<uint64_t>(2 * limit, 256));
+    items_.resize(std::max<uint64_t>(limit + limit / 2, 64));
     size_ = 0;
     floor_ = 0;
   }
@@ -43,15 +45,35 @@ class Top {
     floor_ = items_[limit_ - 1].key;
   }
 
+  // Best first. Items are dealt into about as many bins, by how far their keys lie below the best, so few share one.
   void sort() {
-    std::sort(items_.begin(), items_.begin() + static_cast<int64_t>(size_),
-              [](const Item& a, const Item& b) { return a.key > b.key; });
+    if (size_ < 2) return;
+    uint64_t best = 0, worst = UINT64_MAX;
+    for (const Item& item : items()) {
+      best = std::max(best, item.key);
+      worst = std::min(worst, item.key);
+    }
+    const int shift = std::max<int>(std::bit_width(best - worst) - std::bit_width(size_), 0);
+    ends_.assign(((best - worst) >> shift) + 1, 0);
+    for (const Item& item : items()) ++ends_[(best - item.key) >> shift];
+    uint32_t total = 0;
+    for (uint32_t& end : ends_) end = std::exchange(total, total + end);
+    sorted_.resize(items_.size());
+    for (const Item& item : items()) sorted_[ends_[(best - item.key) >> shift]++] = item;
+    items_.swap(sorted_);
+    auto begin = items_.begin();
+    for (const uint32_t end : ends_) {
+      const auto last = items_.begin() + end;
+      if (last - begin > 1) std::sort(begin, last, [](const Item& a, const Item& b) { return a.key > b.key; });
+      begin = last;
+    }
   }
 
   std::span<const Item> items() const { return {items_.data(), size_}; }
 
  private:
-  std::vector<Item> items_;
+  std::vector<Item> items_, sorted_;
+  std::vector<uint32_t> ends_;  // of the bins of a sort
   uint64_t size_ = 0;
   uint64_t limit_ = 0;
   uint64_t floor_ = 0;
