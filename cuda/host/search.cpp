@@ -68,7 +68,6 @@ void Searcher::run(const uint32_t* tokens, const float* logprobs, uint64_t num_s
     run_shared(grid);
   Top<Result>& results = expanders_[0].results();
   for (size_t other = 1; other < expanders_.size(); ++other) results.merge(expanders_[other].results());
-  results.select();
   results.sort();
 }
 
@@ -148,7 +147,6 @@ void Searcher::expand_turns(Expander& expander) {
 
 void Searcher::end_step() {
   Top<Candidate>& candidates = expanders_[0].candidates();
-  candidates.select();
   candidates.sort();
   const std::span<const Candidate> kept = candidates.items();
   std::vector<Survivor>& history = history_[step_.number];
