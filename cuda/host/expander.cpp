@@ -11,37 +11,32 @@ constexpr uint64_t kScanPerSlotOfRoot = 8;
 
 inline void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
 
+inline const uint64_t* high_word(const TrieView& trie, uint64_t rank) {
+  return trie.high_bits + (rank * static_cast<uint64_t>(trie.high_width) >> 6);
+}
+
 }  // namespace
 
-void Expander::begin_step(const Step& step) {
+// The best beams come first. So when a proposal could lift a beam past neither floor, it can lift none behind it either,
+// and is forgotten: float addition and the length factor are monotone, and node 0 would win every tie.
+void Expander::expand(const Frontier& frontier, const Step& step) {
   row_.load(trie_, params_, step.tokens, step.logprobs, step.num_slots);
   candidates_.reset(params_.beam_width);
-}
-
-// Whether a child with this score could be among the best candidates or results.
-bool Expander::may_count(const Step& step, float score, uint32_t node) const {
-  if (!(score > params_.sequence_threshold)) return false;
-  if (candidates_.admits(rank_key(score, node))) return true;
-  const float total = params_.eos == kNoToken ? score : score + step.end_logprob;
-  return step.can_end && results_.admits(rank_key(total * params_.length_factors[step.number + 1], node));
-}
-
-// Float addition and the length factor are monotone, and node 0 would win every tie: what cannot count with the best of
-// these beams cannot count with any that comes.
-bool Expander::expand(const Frontier& frontier, const Step& step, uint32_t begin, uint32_t end) {
-  find_families(frontier, begin, end);
-  for (uint32_t beam = begin; beam < end; ++beam) {
-    const Family& family = families_[beam - begin];
+  const uint32_t num_beams = static_cast<uint32_t>(frontier.nodes.size());
+  for (uint32_t beam = 0; beam < num_beams; ++beam) {
     const float score = frontier.scores[beam];
-    if (!row_.keep([&](float logprob) { return may_count(step, score + logprob, 0); })) {route_pending(step); return false;}
-    const bool is_root = family.children.first == 1;
-    if (family.children.fan_out() > row_.proposals().size() * (is_root ? kScanPerSlotOfRoot : kScanPerSlot))
+    if (!row_.keep([&](float logprob) { return may_count(step, score + logprob, 0); })) break;
+    if (beam % kBeamsAhead == 0) find_families(frontier, beam, std::min(beam + kBeamsAhead, num_beams));
+    const Family& family = families_[beam % kBeamsAhead];
+    const uint64_t fan_out = family.children.fan_out(), num_proposals = row_.proposals().size();
+    if (frontier.nodes[beam] == 0 && fan_out > kScanPerSlotOfRoot * num_proposals)
+      search_root(step, family, beam, score);
+    else if (fan_out > kScanPerSlot * num_proposals)
       search(step, family, beam, score);
     else
       scan(step, family, beam, score);
   }
   route_pending(step);
-  return true;
 }
 
 // Dependent reads: line, louds, labels, high parts. Those of all beams overlap, since each pass prefetches for the next.
@@ -72,7 +67,7 @@ void Expander::find_families(const Frontier& frontier, uint32_t begin, uint32_t 
   for (Family& family : std::span(families_).first(end - begin)) {
     if (family.children.fan_out() == 0) continue;
     family.first_high = first_high(trie_, family.children, &family.high_rank);
-    prefetch(trie_.high_bits + (family.high_rank * trie_.high_width >> 6));
+    prefetch(high_word(trie_, family.high_rank));
   }
 }
 
@@ -80,6 +75,18 @@ inline uint32_t Expander::label_of(const Family& family, uint32_t child) const {
   const uint32_t low = trie_.label_low[child];
   if (child < family.first_high) return low;
   return packed_get(trie_.high_bits, family.high_rank + (child - family.first_high), trie_.high_width) << 16 | low;
+}
+
+// The child with this label in a part of the family, or kNoNode; halving without branches.
+inline uint32_t Expander::find(const Family& family, ChildRange part, uint32_t token) const {
+  uint32_t at = part.first, size = part.fan_out();
+  if (size == 0) return kNoNode;
+  while (size > 1) {
+    const uint32_t half = size / 2;
+    at = label_of(family, at + half) <= token ? at + half : at;
+    size -= half;
+  }
+  return label_of(family, at) == token ? at : kNoNode;
 }
 
 void Expander::scan(const Step& step, const Family& family, uint32_t beam, float score) {
@@ -98,11 +105,31 @@ void Expander::scan(const Step& step, const Family& family, uint32_t beam, float
 
 void Expander::search(const Step& step, const Family& family, uint32_t beam, float score) {
   for (const Proposal& proposal : row_.proposals()) {
-    const uint32_t token = proposal.token;
-    const bool is_root = family.children.first == 1;
-    const uint32_t child = find_child(trie_, is_root ? opened_.root_range(token) : family.children, token);
-    if (child != kNoNode) judge(step, beam, child, token, score + proposal.logprob);
+    const uint32_t child = find(family, family.children, proposal.token);
+    if (child != kNoNode) judge(step, beam, child, proposal.token, score + proposal.logprob);
   }
+}
+
+void Expander::search_root(const Step& step, const Family& family, uint32_t beam, float score) {
+  constexpr size_t kAhead = 8;
+  const std::span<const Proposal> proposals = row_.proposals();
+  for (size_t i = 0; i < proposals.size(); ++i) {
+    if (i + kAhead < proposals.size()) {
+      const uint32_t first = opened_.root_range(proposals[i + kAhead].token).first;
+      prefetch(trie_.label_low + first);
+      if (first >= family.first_high) prefetch(high_word(trie_, family.high_rank + (first - family.first_high)));
+    }
+    const uint32_t token = proposals[i].token, child = find(family, opened_.root_range(token), token);
+    if (child != kNoNode) judge(step, beam, child, token, score + proposals[i].logprob);
+  }
+}
+
+// Whether a child with this score could be among the best candidates or results.
+bool Expander::may_count(const Step& step, float score, uint32_t node) const {
+  if (!(score > params_.sequence_threshold)) return false;
+  if (candidates_.admits(rank_key(score, node))) return true;
+  const float total = params_.eos == kNoToken ? score : score + step.end_logprob;
+  return step.can_end && results_.admits(rank_key(total * params_.length_factors[step.number + 1], node));
 }
 
 // First what needs no memory beyond the labels: score and floors. What passes has its line prefetched, and is

@@ -1,4 +1,4 @@
-// One step of the beam search for some of the beams: their children, the hits among them, what stays of those.
+// One step of the beam search: the children of the beams, the hits among them, what stays of those.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -35,7 +35,7 @@ struct Frontier {
 
 // What all beams of a step share.
 struct Step {
-  const uint32_t* tokens;  // num_slots proposals
+  const uint32_t* tokens;  // num_slots, as the log-probs
   const float* logprobs;
   uint64_t num_slots;
   uint32_t number;
@@ -45,24 +45,20 @@ struct Step {
 
 class Expander {
  public:
-  // Beams expanded between two looks at the floors; enough that their reads overlap.
-  static constexpr uint32_t kBeamsPerTurn = 64;
-
-  Expander(const Trie& trie, const SearchParams& params)
-      : opened_(trie), trie_(trie.view()), params_(params) {}
+  Expander(const Trie& trie, const SearchParams& params) : opened_(trie), trie_(trie.view()), params_(params) {}
 
   void begin_query() { results_.reset(params_.num_results); }
-  void begin_step(const Step& step);
-  // Beams [begin, end) of the frontier, kBeamsPerTurn at most. Candidates and results gather in the two below, the best
-  // of each. False if neither these beams nor any behind them could add to those.
-  bool expand(const Frontier& frontier, const Step& step, uint32_t begin, uint32_t end);
+  // Leaves the best candidates of this step, and the best results of the query so far, in the two below.
+  void expand(const Frontier& frontier, const Step& step);
 
   Top<Candidate>& candidates() { return candidates_; }
   Top<Result>& results() { return results_; }
   const Top<Result>& results() const { return results_; }
 
  private:
+  static constexpr uint32_t kBeamsAhead = 64;  // whose children are looked for at once: enough that their reads overlap
   static constexpr uint32_t kLabelsPerScan = 1024;
+  static constexpr uint32_t kMostPending = 32;
 
   // The children of a beam. Those with a label above 16 bits stand last, and their high parts side by side.
   struct Family {
@@ -77,11 +73,13 @@ class Expander {
     uint32_t child, beam, token;
   };
 
-  bool may_count(const Step& step, float score, uint32_t node) const;
   void find_families(const Frontier& frontier, uint32_t begin, uint32_t end);
   uint32_t label_of(const Family& family, uint32_t child) const;
+  uint32_t find(const Family& family, ChildRange part, uint32_t token) const;
   void scan(const Step& step, const Family& family, uint32_t beam, float score);
   void search(const Step& step, const Family& family, uint32_t beam, float score);
+  void search_root(const Step& step, const Family& family, uint32_t beam, float score);
+  bool may_count(const Step& step, float score, uint32_t node) const;
   void judge(const Step& step, uint32_t beam, uint32_t child, uint32_t token, float score);
   void route_pending(const Step& step);
   void route(const Step& step, const Pending& hit);
@@ -92,10 +90,10 @@ class Expander {
   const ScanLabels scan_ = scan_labels();
   const FindChildRanges find_child_ranges_ = find_child_ranges();
   StepRow row_;
-  std::array<ChildRange, kBeamsPerTurn> ranges_;  // of the beams at hand
-  std::array<Family, kBeamsPerTurn> families_;
+  std::array<ChildRange, kBeamsAhead> ranges_;
+  std::array<Family, kBeamsAhead> families_;
   std::array<uint32_t, kLabelsPerScan + kScanSlack> hits_;
-  std::array<Pending, 32> pending_;
+  std::array<Pending, kMostPending> pending_;
   size_t num_pending_ = 0;
   Top<Candidate> candidates_;
   Top<Result> results_;

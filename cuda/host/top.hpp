@@ -30,11 +30,6 @@ class Top {
     if (size_ == items_.size()) select();
   }
 
-  // Takes what another has kept.
-  void merge(const Top& other) {
-    for (const Item& item : other.items()) push_if(admits(item.key), item);
-  }
-
   // Leaves exactly the best `limit` (or all, if fewer), in no order.
   void select() {
     if (size_ <= limit_) return;
@@ -47,13 +42,14 @@ class Top {
 
   // The same, best first.
   void sort() {
-    select();
     deal();
     uint32_t begin = 0;
     for (const uint32_t end : ends_) {
+      if (begin >= limit_) break;
       if (end - begin > 1) std::sort(place(begin), place(end), better);
       begin = end;
     }
+    size_ = std::min(size_, limit_);
   }
 
   std::span<const Item> items() const { return {items_.data(), size_}; }
