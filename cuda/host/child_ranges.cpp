@@ -14,9 +14,9 @@ void find_child_ranges_portable(const TrieView& trie, const uint32_t* nodes, uin
 #if defined(FLASHTRIE_X86)
 namespace {
 
-// As child_range, but the word of the zero before the node's ones is chosen among four without a branch, since which one
-// it is cannot be foretold.
-__attribute__((target("bmi,bmi2,popcnt"))) void find_child_ranges_bmi2(const TrieView& trie, const uint32_t* nodes,
+// As child_range, but the word of the zero before the node's ones is chosen among four without a branch, since which
+// one it is cannot be foretold.
+__attribute__((target("bmi,bmi2"))) void find_child_ranges_bmi2(const TrieView& trie, const uint32_t* nodes,
                                                                       uint32_t count, ChildRange* ranges) {
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t node = nodes[i], skip = node & 63;
@@ -25,7 +25,7 @@ __attribute__((target("bmi,bmi2,popcnt"))) void find_child_ranges_bmi2(const Tri
     const uint64_t* words = trie.louds + (begin >> 6);
     const uint64_t zeros[4] = {~words[0] & (~uint64_t(0) << (begin & 63)), ~words[1], ~words[2], ~words[3]};
     uint32_t upto[4];  // zeros in the words up to this one
-    for (int w = 0; w < 4; ++w) upto[w] = static_cast<uint32_t>(_mm_popcnt_u64(zeros[w])) + (w > 0 ? upto[w - 1] : 0);
+    for (int w = 0; w < 4; ++w) upto[w] = static_cast<uint32_t>(popcount64(zeros[w])) + (w > 0 ? upto[w - 1] : 0);
     if (line.wide != kNotWide || skip == 0 || upto[3] < skip) {
       ranges[i] = child_range(trie, node);
       continue;

@@ -6,8 +6,8 @@ namespace {
 // A fan-out this many times the number of proposals is searched once per proposal instead of scanned: a binary
 // search costs about as much as scanning this many labels (measured: 80 ns against 0.4 ns a label with AVX-512).
 constexpr uint64_t kScanPerSlot = 192;
-// The same for the root, where a table says where to look.
-constexpr uint64_t kScanPerSlotOfRoot = 8;
+// The same for the root, where a table says where to look (measured: from 8 to 64 it makes no difference of a per cent).
+constexpr uint64_t kScanPerSlotOfRoot = 32;
 
 inline void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
 
@@ -17,8 +17,8 @@ inline const uint64_t* high_word(const TrieView& trie, uint64_t rank) {
 
 }  // namespace
 
-// The best beams come first. So when a proposal could lift a beam past neither floor, it can lift none behind it either,
-// and is forgotten: float addition and the length factor are monotone, and node 0 would win every tie.
+// The best beams come first. So when a proposal could lift a beam past neither floor, it can lift none behind it
+// either, and is forgotten: float addition and the length factor are monotone, and node 0 would win every tie.
 void Expander::expand(const Frontier& frontier, const Step& step) {
   row_.load(trie_, params_, step.tokens, step.logprobs, step.num_slots);
   candidates_.reset(params_.beam_width);
@@ -39,7 +39,7 @@ void Expander::expand(const Frontier& frontier, const Step& step) {
   route_pending(step);
 }
 
-// Dependent reads: line, louds, labels, high parts. Those of all beams overlap, since each pass prefetches for the next.
+// Dependent reads: line, louds, labels, high parts. Those of all beams overlap: each pass prefetches for the next.
 void Expander::find_families(const Frontier& frontier, uint32_t begin, uint32_t end) {
   for (uint32_t beam = begin; beam < end; ++beam) {
     const uint32_t node = frontier.nodes[beam];
@@ -90,8 +90,8 @@ inline uint32_t Expander::find(const Family& family, ChildRange part, uint32_t t
 }
 
 void Expander::scan(const Step& step, const Family& family, uint32_t beam, float score) {
-  for (uint32_t first = family.children.first; first < family.children.last; first += kLabelsPerScan) {
-    const uint32_t count = std::min(family.children.last - first, kLabelsPerScan);
+  for (uint64_t at = family.children.first; at < family.children.last; at += kLabelsPerScan) {
+    const uint32_t first = static_cast<uint32_t>(at), count = std::min(family.children.last - first, kLabelsPerScan);
     const uint16_t* labels = trie_.label_low + first;
     const uint64_t num_hits = count < 8 ? scan_labels_portable(labels, count, row_.bitmap(), first, hits_.data())
                                         : scan_(labels, count, row_.bitmap(), first, hits_.data());
