@@ -1,9 +1,7 @@
 #include "search.hpp"
 
-#include <barrier>
 #include <chrono>
 #include <memory>
-#include <thread>
 
 #include "expander.hpp"
 #include "threads.hpp"
@@ -11,152 +9,62 @@
 namespace flashtrie {
 namespace {
 
-// Beams expanded between two looks at the floors; enough that their reads overlap.
-constexpr uint32_t kBeamsPerTurn = 64;
-
-// From this beam width on, the beams of one query are shared among threads that have no query of their own
-// (measured: starting a thread costs 30 us, a step of this many beams 100 us).
-constexpr uint32_t kMinSharedBeams = 512;
-
 struct Survivor {
   uint32_t parent, token;
 };
 
-// Searches one query at a time, on one thread or with the beams of each step shared among several. Buffers are
-// kept from query to query.
+// Searches one query at a time, on one thread. Buffers are kept from query to query.
 class Searcher {
  public:
-  Searcher(const Trie& trie, const SearchParams& params, int num_workers) : trie_(trie.view()), params_(params) {
-    for (int worker = 0; worker < num_workers; ++worker) expanders_.emplace_back(trie, params_);
-  }
+  Searcher(const Trie& trie, const SearchParams& params)
+      : trie_(trie.view()), params_(params), expander_(trie, params_) {}
 
   // Afterwards `results` holds the hits, best first.
   void run(const uint32_t* tokens, const float* logprobs, uint64_t num_steps, uint64_t num_slots);
-  std::span<const Result> results() const { return expanders_[0].results().items(); }
+  std::span<const Result> results() const { return expander_.results().items(); }
   // The tokens of a result, front to back.
   void backtrace(const Result& result, std::vector<uint32_t>& to) const;
 
  private:
-  // The grid of the query at hand.
-  struct Grid {
-    const uint32_t* tokens;
-    const float* logprobs;
-    uint64_t num_steps, num_slots;
-  };
-
-  void run_alone(const Grid& grid);
-  void run_shared(const Grid& grid);
-  void begin_step(const Grid& grid, uint32_t number);
-  void expand_turns(Expander& expander);
-  void end_step();
+  Step step_at(const uint32_t* tokens, const float* logprobs, uint64_t num_slots, uint32_t number, bool is_last) const;
+  void keep_survivors(std::vector<Survivor>& history);
 
   const TrieView trie_;
   const SearchParams params_;
-  std::vector<Expander> expanders_;  // one a worker; the first gathers what the others found
-  StepRow row_;
-  Step step_{};
+  Expander expander_;
   Frontier frontier_;
-  std::atomic<uint32_t> next_beam_{0};
   std::vector<std::vector<Survivor>> history_;  // by step, by place in the frontier after it
 };
 
 void Searcher::run(const uint32_t* tokens, const float* logprobs, uint64_t num_steps, uint64_t num_slots) {
   frontier_.nodes.assign(1, 0);
   frontier_.scores.assign(1, 0.0f);
-  for (Expander& expander : expanders_) expander.begin_query();
+  expander_.begin_query();
   if (history_.size() < num_steps) history_.resize(num_steps);
-  const Grid grid{tokens, logprobs, num_steps, num_slots};
-  if (expanders_.size() == 1)
-    run_alone(grid);
-  else
-    run_shared(grid);
-  Top<Result>& results = expanders_[0].results();
-  for (size_t other = 1; other < expanders_.size(); ++other) results.merge(expanders_[other].results());
-  results.select();
-  results.sort();
-}
-
-void Searcher::run_alone(const Grid& grid) {
-  for (uint32_t number = 0; number < grid.num_steps && !frontier_.nodes.empty(); ++number) {
-    begin_step(grid, number);
-    expand_turns(expanders_[0]);
-    end_step();
+  for (uint32_t number = 0; number < num_steps && !frontier_.nodes.empty(); ++number) {
+    const uint64_t row = number * num_slots;
+    expander_.expand(frontier_, step_at(tokens + row, logprobs + row, num_slots, number, number + 1 == num_steps));
+    keep_survivors(history_[number]);
   }
+  expander_.results().sort();
 }
 
-// Two barriers a step: one opens it to all workers, one waits for the last of them.
-void Searcher::run_shared(const Grid& grid) {
-  const int num_workers = static_cast<int>(expanders_.size());
-  std::barrier<> gate(num_workers);
-  bool is_over = false;
-  std::exception_ptr failure;
-  std::mutex failure_mutex;
-  auto expand = [&](int worker) {
-    try {
-      expand_turns(expanders_[worker]);
-    } catch (...) {
-      std::lock_guard<std::mutex> lock(failure_mutex);
-      failure = std::current_exception();
-    }
-  };
-  std::vector<std::thread> helpers;
-  for (int worker = 1; worker < num_workers; ++worker)
-    helpers.emplace_back([&, worker] {
-      for (gate.arrive_and_wait(); !is_over; gate.arrive_and_wait()) {
-        expand(worker);
-        gate.arrive_and_wait();
-      }
-    });
-  try {  // nothing between the two gates throws, so the helpers always wait at the first one
-    for (uint32_t number = 0; number < grid.num_steps && !frontier_.nodes.empty() && !failure; ++number) {
-      begin_step(grid, number);
-      gate.arrive_and_wait();
-      expand(0);
-      gate.arrive_and_wait();
-      for (int other = 1; other < num_workers; ++other)
-        expanders_[0].candidates().merge(expanders_[other].candidates());
-      end_step();
-    }
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  is_over = true;
-  gate.arrive_and_wait();
-  for (std::thread& helper : helpers) helper.join();
-  if (failure) std::rethrow_exception(failure);
-}
-
-void Searcher::begin_step(const Grid& grid, uint32_t number) {
-  const uint32_t* tokens = grid.tokens + number * grid.num_slots;
-  const float* logprobs = grid.logprobs + number * grid.num_slots;
-  row_.load(trie_, params_, tokens, logprobs, grid.num_slots);
-  for (Expander& expander : expanders_) expander.begin_step();
-  next_beam_.store(0, std::memory_order_relaxed);
-  step_ = {&row_, number, params_.eos == kNoToken, 0};
-  if (step_.can_end || number + 1 == grid.num_steps) return;
-  for (uint64_t slot = grid.num_slots; slot < 2 * grid.num_slots; ++slot) {
+Step Searcher::step_at(const uint32_t* tokens, const float* logprobs, uint64_t num_slots, uint32_t number,
+                       bool is_last) const {
+  Step step{tokens, logprobs, num_slots, number, params_.eos == kNoToken, 0};
+  if (step.can_end || is_last) return step;
+  for (uint64_t slot = num_slots; slot < 2 * num_slots; ++slot) {  // of the next step
     if (!slot_ends(params_, tokens[slot], logprobs[slot])) continue;
-    step_.end_logprob = step_.can_end ? std::max(step_.end_logprob, logprobs[slot]) : logprobs[slot];
-    step_.can_end = true;
+    step.end_logprob = step.can_end ? std::max(step.end_logprob, logprobs[slot]) : logprobs[slot];
+    step.can_end = true;
   }
+  return step;
 }
 
-// Best beams first, some at a time: their candidates raise the floors that the next ones must reach at all.
-void Searcher::expand_turns(Expander& expander) {
-  const uint32_t num_beams = static_cast<uint32_t>(frontier_.nodes.size());
-  while (true) {
-    const uint32_t begin = next_beam_.fetch_add(kBeamsPerTurn, std::memory_order_relaxed);
-    if (begin >= num_beams || !expander.may_contribute(frontier_, step_, begin)) return;
-    expander.expand(frontier_, step_, begin, std::min(begin + kBeamsPerTurn, num_beams));
-  }
-}
-
-void Searcher::end_step() {
-  Top<Candidate>& candidates = expanders_[0].candidates();
-  candidates.select();
+void Searcher::keep_survivors(std::vector<Survivor>& history) {
+  Top<Candidate>& candidates = expander_.candidates();
   candidates.sort();
   const std::span<const Candidate> kept = candidates.items();
-  std::vector<Survivor>& history = history_[step_.number];
   frontier_.nodes.resize(kept.size());
   frontier_.scores.resize(kept.size());
   history.resize(kept.size());
@@ -209,13 +117,10 @@ SearchOutput search(const Trie& trie, const Grids& grids, const SearchParams& pa
   const uint64_t num_parts = (grids.num_queries + grain - 1) / grain;
   std::vector<Part> parts(num_parts);
   std::vector<std::unique_ptr<Searcher>> searchers(std::max(num_threads, 1));
-  // Threads without a query of their own help with the beams of one.
-  const uint64_t spare = grids.num_queries > 0 ? std::max(num_threads, 1) / grids.num_queries : 1;
-  const int num_workers = params.beam_width >= kMinSharedBeams ? static_cast<int>(std::max<uint64_t>(spare, 1)) : 1;
   SearchOutput all;
   all.query_ns.resize(grids.num_queries);
   parallel_for(grids.num_queries, grain, num_threads, [&](int worker, uint64_t begin, uint64_t end) {
-    if (!searchers[worker]) searchers[worker] = std::make_unique<Searcher>(trie, params, num_workers);
+    if (!searchers[worker]) searchers[worker] = std::make_unique<Searcher>(trie, params);
     Searcher& searcher = *searchers[worker];
     Part& part = parts[begin / grain];
     const uint64_t grid = grids.num_steps * grids.num_slots;

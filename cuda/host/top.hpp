@@ -1,8 +1,10 @@
 // Keeps the best `limit` items of a stream by their 64-bit rank key, with a floor that rises as they come.
 #pragma once
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace flashtrie {
@@ -13,7 +15,7 @@ class Top {
  public:
   void reset(uint64_t limit) {
     limit_ = limit;
-    items_.resize(std::max<uint64_t>(2 * limit, 256));
+    items_.resize(std::max<uint64_t>(limit + limit / 2, 64));
     size_ = 0;
     floor_ = 0;
   }
@@ -28,30 +30,54 @@ class Top {
     if (size_ == items_.size()) select();
   }
 
-  // Takes what another has kept.
-  void merge(const Top& other) {
-    for (const Item& item : other.items()) push_if(admits(item.key), item);
-  }
-
   // Leaves exactly the best `limit` (or all, if fewer), in no order.
   void select() {
     if (size_ <= limit_) return;
-    auto better = [](const Item& a, const Item& b) { return a.key > b.key; };
-    const auto begin = items_.begin();
-    std::nth_element(begin, begin + static_cast<int64_t>(limit_ - 1), begin + static_cast<int64_t>(size_), better);
+    deal();
+    const auto cut = std::lower_bound(ends_.begin(), ends_.end(), limit_);
+    std::nth_element(place(cut == ends_.begin() ? 0 : cut[-1]), place(limit_ - 1), place(*cut), better);
     size_ = limit_;
     floor_ = items_[limit_ - 1].key;
   }
 
+  // The same, best first.
   void sort() {
-    std::sort(items_.begin(), items_.begin() + static_cast<int64_t>(size_),
-              [](const Item& a, const Item& b) { return a.key > b.key; });
+    deal();
+    uint32_t begin = 0;
+    for (const uint32_t end : ends_) {
+      if (begin >= limit_) break;
+      if (end - begin > 1) std::sort(place(begin), place(end), better);
+      begin = end;
+    }
+    size_ = std::min(size_, limit_);
   }
 
   std::span<const Item> items() const { return {items_.data(), size_}; }
 
  private:
-  std::vector<Item> items_;
+  static bool better(const Item& a, const Item& b) { return a.key > b.key; }
+  auto place(uint64_t at) { return items_.begin() + static_cast<int64_t>(at); }
+
+  // Puts the items into about as many bins, by how far their keys lie below the best: few share one, as a rule.
+  void deal() {
+    uint64_t best = 0, worst = UINT64_MAX;
+    for (const Item& item : items()) {
+      best = std::max(best, item.key);
+      worst = std::min(worst, item.key);
+    }
+    if (size_ == 0) worst = best;
+    const int shift = std::max<int>(std::bit_width(best - worst) - std::bit_width(size_), 0);
+    ends_.assign(((best - worst) >> shift) + 1, 0);
+    for (const Item& item : items()) ++ends_[(best - item.key) >> shift];
+    uint32_t total = 0;
+    for (uint32_t& end : ends_) end = std::exchange(total, total + end);
+    dealt_.resize(items_.size());
+    for (const Item& item : items()) dealt_[ends_[(best - item.key) >> shift]++] = item;
+    items_.swap(dealt_);
+  }
+
+  std::vector<Item> items_, dealt_;
+  std::vector<uint32_t> ends_;  // of the bins
   uint64_t size_ = 0;
   uint64_t limit_ = 0;
   uint64_t floor_ = 0;

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from flashtrie_cli.engine import cpu
-from flashtrie_cli.engine.protocol import TrieEngine
+from typing import TYPE_CHECKING
+
+from flashtrie_cli.engine import cpu_extension
 from flashtrie_cli.errors import EngineUnavailable, UsageError
-from flashtrie_cli.trie.stored import StoredTrie
+
+if TYPE_CHECKING:
+    from flashtrie_cli.engine.protocol import TrieEngine
+    from flashtrie_cli.trie.stored import StoredTrie
 
 ENGINES = ("auto", "cpu", "cuda", "reference")
 
@@ -15,18 +19,20 @@ def make_engine(name: str, stored: StoredTrie, *, threads: int = 1, device: int 
 
     Raises EngineUnavailable for an engine named that cannot run here, UsageError for an unknown name.
     """
-    from flashtrie_cli.engine.reference import ReferenceEngine
-
     if name not in ENGINES:
         raise UsageError(f"engine {name!r} is not one of {', '.join(ENGINES)}")
     if name == "auto":
-        name = "cpu" if cpu.is_available() else "reference"
+        name = "cpu" if cpu_extension.is_available() else "reference"
     if name == "cpu":
-        return cpu.CpuEngine(stored, threads=threads)
+        from flashtrie_cli.engine.cpu import CpuEngine
+
+        return CpuEngine(stored, threads=threads)
     if name == "cuda":
         from flashtrie_cli.engine.cuda import CudaEngine
 
         return CudaEngine(stored, threads=threads, device=device)
+    from flashtrie_cli.engine.reference import ReferenceEngine
+
     return ReferenceEngine(stored)
 
 
@@ -34,7 +40,7 @@ def search_engine(name: str, device: int = 0) -> str:
     """What ``auto`` means for a search: cuda where a GPU can be used, else cpu, else reference."""
     if name != "auto":
         return name
-    if not cpu.is_available():
+    if not cpu_extension.is_available():
         return "reference"
     return "cpu" if why_not_cuda(device) else "cuda"
 
@@ -54,7 +60,7 @@ def engine_states() -> dict[str, str | None]:
     """For each engine None where it works here, else the reason and the remedy."""
     states: dict[str, str | None] = {"reference": None}
     try:
-        cpu.native()
+        cpu_extension.native()
         states["cpu"] = None
     except EngineUnavailable as error:
         states["cpu"] = str(error)

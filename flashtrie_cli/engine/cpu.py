@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from flashtrie_cli.engine.cpu_extension import is_available as is_available
+from flashtrie_cli.engine.cpu_extension import native as native
 from flashtrie_cli.engine.protocol import I64, U32, KeyList, bad_logprob_message
-from flashtrie_cli.errors import EngineUnavailable, IndexFileError, InputError
+from flashtrie_cli.errors import IndexFileError, InputError
 from flashtrie_cli.trie.stored import StoredTrie
 from flashtrie_cli.trie.tails import StoredTails
 
@@ -19,31 +21,6 @@ if TYPE_CHECKING:
     from flashtrie_cli.query.results import SearchResults
 
 NO_TOKEN = 0xFFFF_FFFF
-
-
-def native() -> Any:
-    """The extension module; EngineUnavailable where it was not built."""
-    try:
-        from flashtrie_cli import _native
-    except ImportError as error:
-        raise EngineUnavailable(
-            "the native engine is not installed" + ("" if was_never_built(error) else f" ({error})"),
-            hint="reinstall where a C++20 compiler is found, or use --engine reference",
-        ) from error
-    return _native
-
-
-def was_never_built(error: ImportError) -> bool:
-    """Whether the extension is missing, rather than there and broken."""
-    return error.path is None or not error.path.endswith((".so", ".pyd"))
-
-
-def is_available() -> bool:
-    try:
-        native()
-    except EngineUnavailable:
-        return False
-    return True
 
 
 class CpuEngine:

@@ -13,7 +13,7 @@ from flashtrie_cli.engine import cpu
 
 FAN_OUT = 30
 BEAM_WIDTH = 130
-"""Candidates of a later step: 130 x 30, against buffers of 260."""
+"""Candidates of a later step: 130 x 30, against buffers of 195."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def reference(path: str) -> Index:
         SearchPlan(beam_width=520, num_results=9, alpha=5.0),
         SearchPlan(beam_width=BEAM_WIDTH, eos=3),
     ],
-    ids=["default", "many results", "few results, shared beams", "eos"],
+    ids=["default", "many results", "few results", "eos"],
 )
 @pytest.mark.parametrize("steps_apart", [1, 40])
 def test_floors_drop_nothing_that_counts(

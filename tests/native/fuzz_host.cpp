@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "host/child_ranges.hpp"
 #include "host/index_builder.hpp"
 #include "host/query.hpp"
 #include "host/scan.hpp"
@@ -370,6 +371,18 @@ void restore_spoilt(const Stored& stored) {
   }
 }
 
+// The selects of this processor against the portable ones, at every node.
+void check_child_ranges(const Trie& trie) {
+  const uint32_t count = trie.view().num_nodes;
+  std::vector<uint32_t> nodes(count);
+  for (uint32_t node = 0; node < count; ++node) nodes[node] = node;
+  std::vector<ChildRange> portable(count), fast(count);
+  find_child_ranges_portable(trie.view(), nodes.data(), count, portable.data());
+  find_child_ranges()(trie.view(), nodes.data(), count, fast.data());
+  auto same = [](ChildRange a, ChildRange b) { return a.first == b.first && a.last == b.last; };
+  CHECK(std::equal(portable.begin(), portable.end(), fast.begin(), same));
+}
+
 // The scan of this processor against the portable one, in buffers of exact size.
 void check_scan() {
   const uint64_t count = below(below(2) ? 70 : 3000);
@@ -407,6 +420,7 @@ int main(int argc, char** argv) {
       CHECK(found.size() == keys.size());
       CHECK(std::equal(keys.begin(), keys.end(), found.begin(), [](const Key& k, const auto& f) { return k == f.first; }));
       question(trie, found, tokens);
+      check_child_ranges(trie);
       for (int i = 0; i < 3; ++i) search_trie(trie, found, tokens);
     }
     restore_spoilt(stored);
@@ -418,6 +432,7 @@ int main(int argc, char** argv) {
         const Trie trie(stored.arrays(), 1);
         const Keys found = walk(trie);
         question(trie, found, tokens);
+        check_child_ranges(trie);
         search_trie(trie, found, tokens);
         ++accepted;
       } catch (const InvalidTrie&) {
