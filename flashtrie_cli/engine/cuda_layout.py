@@ -50,8 +50,8 @@ _SEARCH_COST = 6
 """Label groups scanned in the time of a search for one proposal."""
 
 _BUSHY = 14
-"""Mean fan-out of the root's children from which on the second step is worth a cluster, however narrow the beam: titles have 59, a
-load of 20 M keys over 2.2 M tokens 4."""
+"""Mean fan-out of the root's children from which on the second step is worth a cluster, however narrow the
+beam: titles have 59, a load of 20 M keys over 2.2 M tokens 4."""
 _HEAVY_FAN_OUT, _HEAVY_BLOCK, _HEAVY_CLUSTER = 48, 700, 10_000
 """From this mean fan-out of the root's children on, and so many label groups that a frontier of them has, the kernels
 that expand it in parts are the faster ones, a block or a cluster a query (measured on an H200)."""
@@ -213,9 +213,9 @@ def plan_launch(
 ) -> Launch:
     """The kernel for a batch and its sizes. ``shared_bytes``: most that a block may have; ``kernel`` forces one.
 
-    ``fan_out``: mean, of the root's children, so of the beams of the second step. A cluster a query while the device has
-    multiprocessors to spare for it, else one block a query; frontiers in parts where they are heavy; frontier and pools in global memory where they don't fit
-    into shared memory. UsageError for what no kernel holds.
+    ``fan_out``: mean, of the root's children, so of the beams of the second step. A cluster a query while the
+    device has multiprocessors to spare for it, else one block a query; frontiers in parts where they are heavy;
+    frontier and pools in global memory where they don't fit into shared memory. UsageError for what no kernel holds.
     """
     shape.check()
     name = kernel or _choose(shape, num_queries, arch, num_multiprocessors, fan_out)
