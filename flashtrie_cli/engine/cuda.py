@@ -10,7 +10,9 @@ import numpy.typing as npt
 from flashtrie_cli.engine.cpu import CpuEngine
 from flashtrie_cli.engine.cuda_arrays import DeviceGrids, DeviceResults, DeviceSearch
 from flashtrie_cli.engine.cuda_loader import open_device
-from flashtrie_cli.engine.cuda_pipeline import HostPipeline, pinned_empty
+from flashtrie_cli.engine.cuda_pinned import pinned_empty
+from flashtrie_cli.engine.cuda_pipeline import HostPipeline
+from flashtrie_cli.engine.cuda_single import SingleQuery
 from flashtrie_cli.engine.cuda_trie import DeviceTrie
 from flashtrie_cli.errors import EngineUnavailable, InputError
 from flashtrie_cli.query.plan import SearchPlan
@@ -35,9 +37,11 @@ class CudaEngine(CpuEngine):
         super().__init__(stored, threads=threads)
         self.device_trie = DeviceTrie(self.trie, self.device)
         self._times_kernels = False
-        self._pipelines: dict[Any, HostPipeline] = {}
+        self._pipelines: dict[Any, HostPipeline | SingleQuery] = {}
         self._device_searches: dict[Any, DeviceSearch] = {}
-        self._last: tuple[Any, HostPipeline] | None = None  # shapes, types and plan of the last call
+        self._last: tuple[Any, HostPipeline | SingleQuery] | None = (
+            None  # shapes, types and plan of the last call
+        )
 
     @property
     def times_kernels(self) -> bool:
@@ -73,13 +77,14 @@ class CudaEngine(CpuEngine):
         if num_queries == 0 or num_steps == 0 or num_slots == 0:
             return _nothing(num_queries)
         types = (tokens.dtype.str, logprobs.dtype.str)
-        key = (num_queries == 1, num_steps, num_slots, *types, plan, self._times_kernels)
+        kind = SingleQuery if SingleQuery.suits(tokens, logprobs) else HostPipeline
+        key = (kind, num_steps, num_slots, *types, plan, self._times_kernels)
         pipeline = self._pipelines.get(key)
         try:
             if pipeline is None or not pipeline.holds(num_queries):
                 while len(self._pipelines) >= _KEPT_PIPELINES:
                     self._pipelines.pop(next(iter(self._pipelines)))
-                pipeline = self._pipelines[key] = HostPipeline(
+                pipeline = self._pipelines[key] = kind(
                     self.device_trie, tokens, logprobs, plan, times_kernels=self._times_kernels
                 )
             self._last = (tokens.shape, tokens.dtype, logprobs.shape, logprobs.dtype, plan), pipeline

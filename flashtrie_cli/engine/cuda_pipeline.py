@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from functools import partial
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flashtrie_cli.engine.cuda_layout import NO_SLOT, PACKED
+from flashtrie_cli.engine.cuda_pinned import is_pinned, pinned
 from flashtrie_cli.engine.cuda_session import GridType, SearchSession
 from flashtrie_cli.engine.cuda_trie import DeviceTrie
 from flashtrie_cli.engine.protocol import bad_logprob_message
@@ -21,38 +21,6 @@ from flashtrie_cli.query.results import SearchResults
 _CHUNK_QUERIES = 4096
 _CHUNK_BYTES = 32 << 20
 """Of a chunk's grids, and of its answers at most: enough to hide the launch, little enough to pin."""
-
-_MAPPED_BYTES = 256 << 10
-"""A query's grid up to this size is fetched from the host's memory by the kernel: no copy to wait for."""
-
-
-_pinned_ranges: dict[int, int] = {}
-
-
-def pinned(length: int, dtype: Any) -> tuple[npt.NDArray[Any], int]:
-    """A pinned array that the GPU can reach, and its device address."""
-    import pycuda.driver as cuda
-
-    try:
-        array = cuda.pagelocked_empty(max(length, 1), dtype, mem_flags=cuda.host_alloc_flags.DEVICEMAP)
-    except cuda.Error as error:
-        raise EngineUnavailable(f"no memory to pin for the GPU: {error}", hint="a smaller batch") from None
-    return array, int(array.base.get_device_pointer())
-
-
-def pinned_empty(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-    """An array in pinned memory. Grids that lie in such arrays are not copied on the host before they go over."""
-    array, _ = pinned(int(np.prod(shape)), dtype)
-    begin = array.ctypes.data
-    _pinned_ranges[begin] = begin + array.nbytes
-    weakref.finalize(array.base, _pinned_ranges.pop, begin, None)
-    return array[: int(np.prod(shape))].reshape(shape)
-
-
-def _is_pinned(array: npt.NDArray[Any]) -> bool:
-    address = array.ctypes.data
-    ranges = _pinned_ranges.copy()  # the collector may take one out at any time
-    return any(begin <= address and address + array.nbytes <= end for begin, end in ranges.items())
 
 
 class _Answers:
@@ -120,8 +88,6 @@ class _Lane:
         self._size = num_queries * num_steps * num_slots
         self._dtypes = token_dtype, logprob_dtype
         self._staging: tuple[Any, ...] | None = None
-        self._maps = False
-        self._fetched: Any = None
         self._on_device: tuple[Any, Any] | None = None
         hits = num_queries * self.session.result_capacity
         self.counts, counts_mapped = pinned(3 * num_queries, np.uint32)
@@ -139,12 +105,6 @@ class _Lane:
             for i, name in enumerate(("num_hits", "num_tokens", "bad_slots"))
         }
         self.answers["token_offsets"][0] = 0
-        self._is_single = num_queries == 1
-        if self._is_single:  # the answer of one query is flat as it is
-            self._token_ends, outputs["token_ends"] = pinned(hits, np.uint32)
-            names = {"key_ids": "key_ids", "scores": "scores", "normalised_scores": "normalised_scores"}
-            outputs |= {name: int(self._packed[to]) for name, to in names.items()}
-            outputs["hit_tokens"] = int(self._packed["tokens"])
         self.session.set_outputs(outputs)
         self.capacity = num_queries
         self.first_query, self.num_queries = 0, 0
@@ -155,34 +115,25 @@ class _Lane:
         count = len(tokens)
         self.first_query, self.num_queries = first_query, count
         self._logprobs = logprobs
-        stage = 0
-        if _pinned_ranges and _is_pinned(tokens) and _is_pinned(logprobs):
+        if is_pinned(tokens) and is_pinned(logprobs):
             addresses = self._upload(tokens, logprobs)
         else:
-            addresses, stage = self._stage(tokens, logprobs)
+            addresses = self._upload(*self._stage(tokens, logprobs))
         if self._clock:
             self._clock[0].record(self.stream)
-        self.session.launch(*addresses, count, self.stream, stage=stage)
-        if not self._is_single:
-            self.session.pack(self._packed, count, self.stream)
+        self.session.launch(*addresses, count, self.stream)
+        self.session.pack(self._packed, count, self.stream)
         if self._clock:
             self._clock[1].record(self.stream)
-        if not self._is_single:  # else `finish` waits for the stream: one call less
-            self.done.record(self.stream)
+        self.done.record(self.stream)
 
-    def _stage(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> tuple[tuple[int, int], int]:
-        """Copies grids to pinned memory and on to the device, unless the kernel fetches them; then, where to."""
+    def _stage(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ...]:
+        """Copies of grids in pinned memory."""
         if self._staging is None:
-            self._staging = *pinned(self._size, self._dtypes[0]), *pinned(self._size, self._dtypes[1])
-            self._maps = self._is_single and tokens.nbytes + logprobs.nbytes <= _MAPPED_BYTES
-            if self._maps:
-                self._fetched = self._cuda.mem_alloc(self.session.stage_bytes())
-        pinned_tokens, tokens_mapped, pinned_logprobs, logprobs_mapped = self._staging
-        pinned_tokens[: tokens.size] = tokens.reshape(-1)
-        pinned_logprobs[: logprobs.size] = logprobs.reshape(-1)
-        if self._maps:
-            return (tokens_mapped, logprobs_mapped), int(self._fetched)
-        return self._upload(pinned_tokens[: tokens.size], pinned_logprobs[: logprobs.size]), 0
+            self._staging = tuple(pinned(self._size, dtype)[0] for dtype in self._dtypes)
+        copies = tuple(to[: tokens.size] for to in self._staging)
+        copies[0][:], copies[1][:] = tokens.reshape(-1), logprobs.reshape(-1)
+        return copies
 
     def _upload(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> tuple[int, int]:
         cuda = self._cuda
@@ -205,10 +156,10 @@ class _Lane:
 
     def finish(self, num_steps: int, num_slots: int) -> int:
         """Wait for the chunk under way; the number of its queries. InputError for the first bad log-prob."""
-        (self.stream if self._is_single else self.done).synchronize()
+        self.done.synchronize()
         count, self.num_queries = self.num_queries, 0
         bad_slots = self.counts[2 * self.capacity : 2 * self.capacity + count]
-        if (bad_slots[0] if count == 1 else bad_slots.min()) != NO_SLOT:
+        if bad_slots.min() != NO_SLOT:
             query = int(np.argmax(bad_slots != NO_SLOT))
             slot = int(bad_slots[query])
             value = float(self._logprobs.reshape(-1)[query * num_steps * num_slots + slot])
@@ -216,19 +167,6 @@ class _Lane:
             flat = (self.first_query + query) * num_steps * num_slots + slot
             raise InputError(bad_logprob_message(flat, shape, value))
         return count
-
-    def only_answer(self) -> SearchResults:
-        """The answer of the one query, after ``finish``."""
-        num_hits, num_tokens = self.counts[:2].tolist()
-        answers = self.answers
-        token_offsets = np.empty(num_hits + 1, np.int64)
-        token_offsets[0] = 0
-        token_offsets[1:] = self._token_ends[:num_hits]
-        return SearchResults(
-            np.array((0, num_hits), np.int64),
-            answers["key_ids"][:num_hits].copy(), answers["scores"][:num_hits].copy(),
-            answers["normalised_scores"][:num_hits].copy(), token_offsets, answers["tokens"][:num_tokens].copy(),
-        )  # fmt: skip
 
 
 class HostPipeline:
@@ -268,8 +206,6 @@ class HostPipeline:
     def search(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> SearchResults:
         """Results of grids [queries, steps, slots] of the shape and types that the pipeline was made for."""
         num_queries = len(tokens)
-        if num_queries == self.chunk == 1:
-            return self._search_one(tokens, logprobs)
         if num_queries > self.chunk and len(self._lanes) == 1:
             self._lanes.append(self._make())
         # Memory written to before costs no page faults: at a thousand hits a query they are most of the copying.
@@ -298,14 +234,3 @@ class HostPipeline:
             for lane in pending:  # an error or Ctrl-C: leave nothing running that writes to these buffers
                 lane.stream.synchronize()
         return answers.result()
-
-    def _search_one(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> SearchResults:
-        """The shortest way for one query: what Python does here takes as long as a good part of its search."""
-        lane = self._lanes[0]
-        lane.start(tokens, logprobs, 0)
-        try:
-            lane.finish(self._num_steps, self._num_slots)
-        except KeyboardInterrupt:
-            lane.stream.synchronize()
-            raise
-        return lane.only_answer()

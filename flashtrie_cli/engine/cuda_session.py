@@ -146,8 +146,7 @@ class SearchSession:
             return
         key = (tokens, logprobs, num_queries, stage)
         if key != self._ready_for:  # the same buffers again, as in a service, cost one call
-            self._batch["stage"] = stage
-            launch, record = self.prepare(tokens, logprobs, num_queries)
+            launch, record = self.prepare(tokens, logprobs, num_queries, stage=stage)
             function = self._function(launch)
             self._ready = (
                 function.prepared_async_call, (launch.num_groups * launch.blocks_per_group, 1),
@@ -157,7 +156,9 @@ class SearchSession:
         call, blocks, threads, record, shared_bytes = self._ready
         call(blocks, threads, stream, record, shared_size=shared_bytes)
 
-    def prepare(self, tokens: int, logprobs: int, num_queries: int) -> tuple[Launch, bytes]:
+    def prepare(
+        self, tokens: int, logprobs: int, num_queries: int, *, stage: int = 0
+    ) -> tuple[Launch, bytes]:
         """What ``launch`` would launch: the kernel with its sizes, and its one parameter."""
         launch = self._launches.get(num_queries)
         if launch is None:
@@ -167,6 +168,7 @@ class SearchSession:
         batch["history"] = self._history if launch.history_words else 0
         batch["workspace"] = self._workspace
         batch["tokens"], batch["logprobs"], batch["num_queries"] = tokens, logprobs, num_queries
+        batch["stage"] = stage
         return launch, batch.tobytes()
 
     def pack(self, packed: npt.NDArray[Any], num_queries: int, stream: Any = None) -> None:

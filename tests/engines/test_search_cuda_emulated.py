@@ -18,7 +18,7 @@ from oracle import built
 from test_search_kernels import many_keys, random_grids
 
 from flashtrie_cli import Index, SearchPlan
-from flashtrie_cli.engine import cuda_arrays, cuda_loader, cuda_pipeline, cuda_trie
+from flashtrie_cli.engine import cuda_arrays, cuda_loader, cuda_pinned, cuda_pipeline, cuda_single, cuda_trie
 from flashtrie_cli.errors import EngineUnavailable, InputError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "emulation"))
@@ -41,7 +41,7 @@ def driver(
     install_pycuda(emulated)
     monkeypatch.setattr(cuda_loader, "kernel_images", lambda part, device: iter([(b"", "emulated")]))
     yield emulated
-    cuda_pipeline._pinned_ranges.clear()
+    cuda_pinned._ranges.clear()
 
 
 def both(keys: list[tuple[int, ...]], **options: Any) -> tuple[Index, Index]:
@@ -111,7 +111,7 @@ def test_no_hits_at_all(driver: EmulatedDriver) -> None:
 
 def test_batches_in_chunks_on_two_lanes(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_pipeline, "_CHUNK_QUERIES", 3)
-    monkeypatch.setattr(cuda_pipeline, "_MAPPED_BYTES", 0)
+    monkeypatch.setattr(cuda_single, "MAPPED_BYTES", 0)
     cpu, cuda = both(many_keys(300, 20, 3))
     tokens, logprobs = random_grids((11, 3, 8), 20, 4, 50)
     plan = SearchPlan(beam_width=5)
