@@ -4,13 +4,23 @@
 
 namespace flashtrie {
 
+// Hits and tokens of the batch so far.
+struct HitTotals {
+  uint64_t hits, tokens;
+};
+
 struct PackedHits {
-  int64_t* hit_offsets;      // num_queries + 1
+  int64_t* hit_offsets;      // of the query before the first, and of the chunk's num_queries
   uint32_t* key_ids;         // by hit, as the next two
   float* scores;
   float* normalised_scores;
-  int64_t* token_offsets;    // by hit, and one more
+  int64_t* token_offsets;    // where the hit before the first ends, and each hit
   uint32_t* tokens;
+  const HitTotals* before;   // this chunk; offsets go on from there
+  HitTotals* after;
+  HitTotals* told;           // the same as `after`, in the host's memory
+  uint32_t* bad_slots;       // by query, in the host's memory; written only where there is one
+  uint64_t is_whole;         // the arrays are the batch's, not the chunk's
 };
 
 // One block a query. Each sums the counts of the queries before it: far less work than their searches were.
@@ -29,20 +39,26 @@ FT_DEVICE void pack_query(const SearchBatch& batch, const PackedHits& to, unsign
     simt::atomic_add(&sums[1], tokens_before);
   }
   simt::sync_block();
-  const uint64_t first_hit = sums[0], first_token = sums[1];
+  const HitTotals before = *to.before;
+  const uint64_t token_total = before.tokens + sums[1], first_hit = sums[0] + (to.is_whole ? before.hits : 0);
+  const uint64_t first_token = sums[1] + (to.is_whole ? before.tokens : 0);
   const uint64_t from = static_cast<uint64_t>(query) * batch.result_capacity;
   const uint32_t num_hits = batch.num_hits[query], num_tokens = batch.num_tokens[query];
   for (uint32_t i = me; i < num_hits; i += simt::num_threads()) {
     to.key_ids[first_hit + i] = batch.key_ids[from + i];
     to.scores[first_hit + i] = batch.scores[from + i];
     to.normalised_scores[first_hit + i] = batch.normalised_scores[from + i];
-    to.token_offsets[first_hit + i + 1] = static_cast<int64_t>(first_token + batch.token_ends[from + i]);
+    to.token_offsets[first_hit + i + 1] = static_cast<int64_t>(token_total + batch.token_ends[from + i]);
   }
   const uint32_t* tokens = batch.hit_tokens + from * batch.max_depth;
   for (uint32_t i = me; i < num_tokens; i += simt::num_threads()) to.tokens[first_token + i] = tokens[i];
   if (me != 0) return;
-  to.hit_offsets[query + 1] = static_cast<int64_t>(first_hit + num_hits);
-  if (query == 0) to.hit_offsets[0] = to.token_offsets[0] = 0;
+  to.hit_offsets[query + 1] = static_cast<int64_t>(before.hits + sums[0] + num_hits);
+  if (batch.bad_slots[query] != kNoSlot) to.bad_slots[query] = batch.bad_slots[query];
+  if (query + 1 < batch.num_queries) return;
+  const HitTotals after = {before.hits + sums[0] + num_hits, token_total + num_tokens};
+  *to.after = after;
+  *to.told = after;
 }
 
 }  // namespace flashtrie

@@ -1,5 +1,6 @@
 #include "hit_lines.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstring>
@@ -11,7 +12,7 @@
 namespace flashtrie {
 namespace {
 
-constexpr uint64_t kGrain = 256;  // queries
+constexpr uint64_t kGrainHits = 4096;  // some 300 KB of lines: more than enough to pay for a thread's turn
 
 void append_number(std::string& to, uint64_t value) {
   char digits[20];
@@ -75,13 +76,14 @@ void append_float(std::string& to, float value) {
   }
 }
 
-std::string hit_lines(const HitColumns& columns, int num_threads) {
+std::vector<std::string> hit_lines(const HitColumns& columns, int num_threads) {
   const uint64_t num_hits = columns.hit_offsets[columns.num_queries];
   const auto names = find_lines(columns.names, columns.num_queries);
   const auto texts = find_lines(columns.texts, num_hits), values = find_lines(columns.values, num_hits);
-  std::vector<std::string> parts((columns.num_queries + kGrain - 1) / kGrain);
-  parallel_for(columns.num_queries, kGrain, num_threads, [&](int, uint64_t begin, uint64_t end) {
-    std::string& to = parts[begin / kGrain];
+  const uint64_t grain = std::max<uint64_t>(kGrainHits * columns.num_queries / std::max<uint64_t>(num_hits, 1), 1);
+  std::vector<std::string> parts((columns.num_queries + grain - 1) / grain);
+  parallel_for(columns.num_queries, grain, num_threads, [&](int, uint64_t begin, uint64_t end) {
+    std::string& to = parts[begin / grain];
     for (uint64_t query = begin; query < end; ++query) {
       const uint64_t first = columns.hit_offsets[query], last = columns.hit_offsets[query + 1];
       for (uint64_t hit = first; hit < last; ++hit) {
@@ -114,15 +116,20 @@ std::string hit_lines(const HitColumns& columns, int num_threads) {
       }
     }
   });
-  size_t size = 0;
-  for (const std::string& part : parts) size += part.size();
-  std::string all;
-  all.reserve(size);
-  for (std::string& part : parts) {
-    all += part;
-    part = std::string();
+  return parts;
+}
+
+void join_parts(const std::vector<std::string>& parts, char* to, int num_threads) {
+  std::vector<size_t> begins(parts.size());
+  size_t at = 0;
+  for (size_t part = 0; part < parts.size(); ++part) {
+    begins[part] = at;
+    at += parts[part].size();
   }
-  return all;
+  parallel_for(parts.size(), 1, num_threads, [&](int, uint64_t begin, uint64_t end) {
+    for (uint64_t part = begin; part < end; ++part)
+      std::memcpy(to + begins[part], parts[part].data(), parts[part].size());
+  });
 }
 
 }  // namespace flashtrie

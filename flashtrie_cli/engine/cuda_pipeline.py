@@ -106,6 +106,11 @@ class _Lane:
         }
         self.answers["token_offsets"][0] = 0
         self.session.set_outputs(outputs)
+        self._totals = cuda.mem_alloc(64)
+        cuda.memset_d8(int(self._totals), 0, 64)
+        self._packed["before"], self._packed["after"] = int(self._totals), int(self._totals) + 16
+        self._packed["told"] = int(self._totals) + 32
+        self._bad, self._packed["bad_slots"] = pinned(num_queries, np.uint32)
         self.capacity = num_queries
         self.first_query, self.num_queries = 0, 0
         self._logprobs: npt.NDArray[Any] = self.answers["scores"]
