@@ -30,8 +30,4 @@ std::vector<std::string> hit_lines(const HitColumns& columns, int num_threads);
 // Puts the parts one behind the other; `to` has room for them all.
 void join_parts(const std::vector<std::string>& parts, char* to, int num_threads);
 
-// Appends the shortest decimal that reads back as the same float32: `-1.5`, `1.0`; with an exponent, `1e-05`, below 1e-4 and
-// from 1e16.
-void append_float(std::string& to, float value);
-
 }  // namespace flashtrie
