@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_search_cuda_emulated import both, driver, library  # noqa: F401
+from test_search_cuda_emulated import both
 from test_search_kernels import many_keys, random_grids
 
 from flashtrie_cli import SearchPlan
@@ -20,14 +20,6 @@ from flashtrie_cli.errors import EngineUnavailable, InputError
 from emulated_pycuda import EmulatedDriver, NativeCalls  # isort: skip
 
 PLAN = SearchPlan(beam_width=20)
-
-
-@pytest.fixture
-def calls(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> NativeCalls:  # noqa: F811
-    calls = NativeCalls(driver)
-    monkeypatch.setattr(cuda_native, "driver_calls", calls.addresses)
-    monkeypatch.setattr(cuda_native, "function_handle", calls.function_handle)
-    return calls
 
 
 def one(seed: int, *, vocabulary: int = 40) -> tuple[np.ndarray, np.ndarray]:
