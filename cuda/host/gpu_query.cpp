@@ -16,6 +16,12 @@ constexpr uint32_t kBlockWords = 64;     // taken together, and again where one 
 constexpr uint32_t kSpins = 1 << 10;     // before the driver is asked whether the kernel is still at it: some 40 us
 constexpr uint32_t kPatience = 1 << 8;   // such rounds before the caller is asked whether to go on: some 10 ms
 
+constexpr uint32_t kPrefetched = 1 << 10;  // words: the processor keeps ahead by itself after that
+
+void prefetch(const uint32_t* words, uint32_t count) {
+  for (uint32_t at = 0; at < std::min(count, kPrefetched); at += 16) __builtin_prefetch(words + at);
+}
+
 void pause() {
 #if defined(__x86_64__)
   _mm_pause();
@@ -55,13 +61,18 @@ GpuOutcome GpuQuery::finish(const GpuHits& to, const std::function<void()>& inte
   interrupted_ = &interrupted;
   spins_ = patience_ = 0;
   try {
-    GpuOutcome outcome{word(from.num_hits), 0, word(from.bad_slot)};
+    // The number of tokens is written last, so that the rest is not looked at while it is written; but only mostly.
+    GpuOutcome outcome{0, word(from.num_tokens), word(from.bad_slot)};
+    outcome.num_hits = word(from.num_hits);
     if (outcome.bad_slot != ~0u) {  // scores may be no numbers: nothing of them is looked at
       settle();
       return outcome;
     }
     outcome.num_hits = std::min(outcome.num_hits, most_hits_);
-    outcome.num_tokens = std::min(word(from.num_tokens), most_tokens_);
+    outcome.num_tokens = std::min(outcome.num_tokens, most_tokens_);
+    for (const uint32_t* array : {from.key_ids, from.scores, from.normalised_scores, from.token_ends})
+      prefetch(array, outcome.num_hits);
+    prefetch(from.tokens, outcome.num_tokens);
     const auto copy_to = [](uint32_t* array) {
       return [array](uint32_t at, const uint32_t* words, uint32_t count) { std::memcpy(array + at, words, 4 * count); };
     };

@@ -1,5 +1,10 @@
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
 #include "bindings.hpp"
 #include "host/gpu_query.hpp"
+#include "host/threads.hpp"
 
 namespace flashtrie {
 namespace {
@@ -7,6 +12,9 @@ namespace {
 // A contiguous array's memory, through the buffer protocol: a fifth of the time of the array interfaces.
 class Buffer {
  public:
+  explicit Buffer(nb::handle array, bool is_written = false) {
+    if (PyObject_GetBuffer(array.ptr(), &view_, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) throw nb::python_error();
+  }
   Buffer(nb::handle array, size_t num_bytes, bool is_written = false) {
     if (PyObject_GetBuffer(array.ptr(), &view_, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) throw nb::python_error();
     if (static_cast<size_t>(view_.len) == num_bytes) return;
@@ -16,6 +24,8 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   ~Buffer() { PyBuffer_Release(&view_); }
+
+  size_t size() const { return static_cast<size_t>(view_.len); }
 
   template <typename T>
   T* as() const {
@@ -39,6 +49,26 @@ GpuAnswer answer_at(const std::vector<uint64_t>& arrays, uint64_t counts) {
           at<uint32_t>(arrays[3]), at<uint32_t>(arrays[4])};
 }
 
+// Contiguous arrays, in pieces that threads take in turn.
+void copy_arrays(const std::vector<nb::object>& targets, const std::vector<nb::object>& sources, int num_threads) {
+  constexpr uint64_t kPiece = 1 << 20;
+  if (targets.size() != sources.size()) throw std::invalid_argument("as many targets as sources");
+  std::vector<std::unique_ptr<Buffer>> from, to;
+  std::vector<uint64_t> begins = {0};  // in pieces
+  for (size_t i = 0; i < sources.size(); ++i) {
+    from.push_back(std::make_unique<Buffer>(sources[i]));
+    to.push_back(std::make_unique<Buffer>(targets[i], from.back()->size(), true));
+    begins.push_back(begins.back() + (from.back()->size() + kPiece - 1) / kPiece);
+  }
+  without_gil([&] {
+    parallel_for(begins.back(), 1, num_threads, [&](int, uint64_t piece, uint64_t) {
+      const size_t which = std::upper_bound(begins.begin(), begins.end(), piece) - begins.begin() - 1;
+      const size_t at = (piece - begins[which]) * kPiece;
+      std::memcpy(to[which]->as<char>() + at, from[which]->as<char>() + at, std::min<size_t>(kPiece, from[which]->size() - at));
+    });
+  });
+}
+
 void check_signals() {
   nb::gil_scoped_acquire acquire;
   if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -47,6 +77,7 @@ void check_signals() {
 }  // namespace
 
 void bind_gpu_query(nb::module_& m) {
+  m.def("copy_arrays", &copy_arrays, nb::arg("targets"), nb::arg("sources"), nb::arg("num_threads"));
   nb::class_<GpuQuery>(m, "GpuQuery", "Searches of one query at a time on a GPU, launched without Python between.")
       .def(
           "__init__",

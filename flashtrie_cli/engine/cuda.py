@@ -13,6 +13,7 @@ from flashtrie_cli.engine.cuda_loader import open_device
 from flashtrie_cli.engine.cuda_pinned import pinned_empty
 from flashtrie_cli.engine.cuda_pipeline import HostPipeline
 from flashtrie_cli.engine.cuda_single import SingleQuery
+from flashtrie_cli.engine.cuda_slabs import SlabPool
 from flashtrie_cli.engine.cuda_trie import DeviceTrie
 from flashtrie_cli.errors import EngineUnavailable, InputError
 from flashtrie_cli.query.plan import SearchPlan
@@ -37,6 +38,7 @@ class CudaEngine(CpuEngine):
         super().__init__(stored, threads=threads)
         self.device_trie = DeviceTrie(self.trie, self.device)
         self._times_kernels = False
+        self._slabs = SlabPool()
         self._pipelines: dict[Any, HostPipeline | SingleQuery] = {}
         self._device_searches: dict[Any, DeviceSearch] = {}
         self._last: tuple[Any, HostPipeline | SingleQuery] | None = (
@@ -60,11 +62,15 @@ class CudaEngine(CpuEngine):
 
     def search(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan) -> SearchResults:
         """As in ``TrieEngine``, from host arrays; uint16 to int64 tokens and float16 log-probs go over as they are."""
-        key = (tokens.shape, tokens.dtype, logprobs.shape, logprobs.dtype, plan)
-        is_flat = tokens.flags.c_contiguous and logprobs.flags.c_contiguous
-        if self._last is not None and self._last[0] == key and is_flat:
+        last = self._last
+        if (
+            last is not None
+            and last[0] == (tokens.shape, tokens.dtype, logprobs.shape, logprobs.dtype, plan)
+            and tokens.flags.c_contiguous
+            and logprobs.flags.c_contiguous
+        ):
             try:  # as the call before
-                return self._last[1].search(tokens, logprobs)
+                return last[1].search(tokens, logprobs)
             except Exception as error:
                 raise _explained(error) from error
         tokens, logprobs = _as_kernel_types(tokens, logprobs)
@@ -84,13 +90,21 @@ class CudaEngine(CpuEngine):
             if pipeline is None or not pipeline.holds(num_queries):
                 while len(self._pipelines) >= _KEPT_PIPELINES:
                     self._pipelines.pop(next(iter(self._pipelines)))
-                pipeline = self._pipelines[key] = kind(
-                    self.device_trie, tokens, logprobs, plan, times_kernels=self._times_kernels
-                )
+                pipeline = self._pipelines[key] = self._make(kind, tokens, logprobs, plan)
             self._last = (tokens.shape, tokens.dtype, logprobs.shape, logprobs.dtype, plan), pipeline
             return pipeline.search(tokens, logprobs)
         except Exception as error:
             raise _explained(error) from error
+
+    def _make(
+        self, kind: type, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan
+    ) -> HostPipeline | SingleQuery:
+        if kind is SingleQuery:
+            return SingleQuery(self.device_trie, tokens, logprobs, plan, times_kernels=self._times_kernels)
+        return HostPipeline(
+            self.device_trie, tokens, logprobs, plan, slabs=self._slabs, threads=self.threads,
+            times_kernels=self._times_kernels,
+        )  # fmt: skip
 
     def search_arrays(
         self, tokens: Any, logprobs: Any, plan: SearchPlan, *, stream: Any = None

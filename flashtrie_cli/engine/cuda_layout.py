@@ -101,8 +101,8 @@ def fill_plan(search: npt.NDArray[Any], plan: SearchPlan, length_factors: int) -
 
 PACKED = np.dtype([(name, "u8") for name in
                    ("hit_offsets", "key_ids", "scores", "normalised_scores", "token_offsets", "tokens", "before",
-                    "after", "told", "bad_slots", "is_whole")])  # fmt: skip
-"""Where a chunk's answers go, flat; addresses but for ``is_whole``."""
+                    "after", "told", "bad_slots")])  # fmt: skip
+"""Where a chunk's answers go, flat."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ captures can be asked which function it is.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import numpy.typing as npt
 
 from flashtrie_cli.engine.cpu import native
 from flashtrie_cli.engine.cuda_launch import check, driver
@@ -64,3 +66,10 @@ def gpu_query(launch: Callable[[], None], stream: int, **parts: Any) -> Any | No
         )
     except (AttributeError, EngineUnavailable):  # ctypes' word for a function that the library lacks
         return None
+
+
+def copy_arrays(
+    targets: Iterable[npt.NDArray[Any]], sources: Iterable[npt.NDArray[Any]], threads: int
+) -> None:
+    """Copy contiguous arrays of the same sizes, in pieces, on several threads."""
+    native().copy_arrays(list(targets), list(sources), threads)

@@ -44,14 +44,14 @@ class SearchSession:
         self.depth = min(num_steps, trie.depth)
         device = trie.device
         shape = Shape(plan.beam_width, plan.result_limit, num_slots, self.depth)
-        self._plan_for = lambda count: plan_launch(
-            shape, count, arch=device.arch, num_multiprocessors=device.num_multiprocessors,
+        self._plan_for = lambda count, reserved=0: plan_launch(
+            shape, count, arch=device.arch, num_multiprocessors=max(device.num_multiprocessors - reserved, 1),
             shared_bytes=device.shared_memory_bytes, kernel=kernel, fan_out=trie.fan_out,
         )  # fmt: skip
         self._module = module or load_kernels("search", device)
         self._is_given = module is not None
-        self._launches: dict[int, Launch] = {}
-        self._ready_for: tuple[int, int, int, int] | None = None
+        self._launches: dict[tuple[int, int], Launch] = {}
+        self._ready_for: tuple[int, ...] | None = None
         self._ready: Any = None
         self._memory: list[Any] = []
         launch = self._plan_for(max(num_queries, 1))
@@ -135,18 +135,25 @@ class SearchSession:
         self._ready_for = None
 
     def launch(
-        self, tokens: int, logprobs: int, num_queries: int, stream: Any = None, *, stage: int = 0
+        self,
+        tokens: int,
+        logprobs: int,
+        num_queries: int,
+        stream: Any = None,
+        *,
+        stage: int = 0,
+        reserved: int = 0,
     ) -> None:
         """Enqueue the search of the first ``num_queries`` grids at these device addresses, on a stream of PyCUDA's.
 
         ``stage``: for one query whose grid lies in mapped host memory, both addresses multiples of 16: device memory
-        of ``stage_bytes``, to which the kernel fetches the grid first.
+        of ``stage_bytes``, to which the kernel fetches the grid first. ``reserved``: multiprocessors to leave alone.
         """
         if num_queries == 0:
             return
-        key = (tokens, logprobs, num_queries, stage)
+        key = (tokens, logprobs, num_queries, stage, reserved)
         if key != self._ready_for:  # the same buffers again, as in a service, cost one call
-            launch, record = self.prepare(tokens, logprobs, num_queries, stage=stage)
+            launch, record = self.prepare(tokens, logprobs, num_queries, stage=stage, reserved=reserved)
             function = self._function(launch)
             self._ready = (
                 function.prepared_async_call, (launch.num_groups * launch.blocks_per_group, 1),
@@ -156,13 +163,17 @@ class SearchSession:
         call, blocks, threads, record, shared_bytes = self._ready
         call(blocks, threads, stream, record, shared_size=shared_bytes)
 
+    def num_groups(self, num_queries: int, *, reserved: int = 0) -> int:
+        """Queries of such a batch that the GPU works on at once."""
+        return self._plan_for(num_queries, reserved).num_groups
+
     def prepare(
-        self, tokens: int, logprobs: int, num_queries: int, *, stage: int = 0
+        self, tokens: int, logprobs: int, num_queries: int, *, stage: int = 0, reserved: int = 0
     ) -> tuple[Launch, bytes]:
         """What ``launch`` would launch: the kernel with its sizes, and its one parameter."""
-        launch = self._launches.get(num_queries)
+        launch = self._launches.get((num_queries, reserved))
         if launch is None:
-            launch = self._launches[num_queries] = self._plan_for(num_queries)
+            launch = self._launches[num_queries, reserved] = self._plan_for(num_queries, reserved)
         batch = self._batch
         launch.fill(batch)
         batch["history"] = self._history if launch.history_words else 0

@@ -20,6 +20,9 @@ from flashtrie_cli.query.results import SearchResults
 MAPPED_BYTES = 256 << 10
 """A query's grid up to this size is fetched from the host's memory by the kernel: no copy to wait for."""
 
+STREAM_FLAGS = 1
+"""CU_STREAM_NON_BLOCKING: nothing here has to wait for the default stream, nor a launch to look."""
+
 _NAMES = ("key_ids", "scores", "normalised_scores", "token_ends", "tokens")
 
 
@@ -58,7 +61,7 @@ class SingleQuery:
         import pycuda.driver as cuda
 
         _, num_steps, num_slots = self._shape = tokens.shape
-        self.stream = cuda.Stream()
+        self.stream = cuda.Stream(STREAM_FLAGS)
         self._clock = (cuda.Event(), cuda.Event()) if times_kernels else None
         grid = GridType(tokens.itemsize, logprobs.itemsize)
         self.session = SearchSession(trie, 1, num_steps, num_slots, plan, grid)
@@ -66,12 +69,14 @@ class SingleQuery:
         self._logprobs, to_logprobs = pinned(logprobs.size, logprobs.dtype)
         self._grid = to_tokens, to_logprobs
         self._fetched = cuda.mem_alloc(self.session.stage_bytes())
-        self._hits = self.session.result_capacity
+        self._hits = plan.result_limit
         self._most_tokens = self._hits * self.session.depth
-        answers = [_Answer(self._hits, self._most_tokens) for _ in range(1 if times_kernels else 2)]
+        room = self.session.result_capacity
+        answers = [_Answer(room, room * self.session.depth) for _ in range(1 if times_kernels else 2)]
         self._answers = answers
         self._native = None if times_kernels else self._open_native(answers)
         self.session.set_outputs(answers[0].addresses)
+        trie.device.context.synchronize()  # what was begun on the default stream, for which this stream does not wait
 
     @staticmethod
     def suits(tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> bool:
@@ -117,23 +122,31 @@ class SingleQuery:
         code = query.start(tokens, logprobs)
         if code:
             raise EngineUnavailable(f"the search could not be launched: the driver said {code}")
-        # While the kernel is at work: room for all that it may find.
+        # While the kernel is at work: the answer with as many hits as there can be, and mostly are.
         hits = self._hits
-        hit_offsets = np.zeros(2, np.int64)
-        key_ids, scores, normalised = (
-            np.empty(hits, np.uint32), np.empty(hits, np.float32), np.empty(hits, np.float32),
-        )  # fmt: skip
+        key_ids, scores, normalised_scores = (
+            np.empty(hits, np.uint32),
+            np.empty(hits, np.float32),
+            np.empty(hits, np.float32),
+        )
         token_offsets, flat = np.empty(hits + 1, np.int64), np.empty(self._most_tokens, np.uint32)
+        hit_offsets = np.array((0, hits), np.int64)
+        results = SearchResults(hit_offsets, key_ids, scores, normalised_scores, token_offsets, flat)
         try:
-            num_hits, num_tokens, bad_slot = query.finish(key_ids, scores, normalised, token_offsets, flat)
+            num_hits, num_tokens, bad_slot = query.finish(
+                key_ids, scores, normalised_scores, token_offsets, flat
+            )
         except RuntimeError as error:
             raise EngineUnavailable(f"the GPU failed during the search: {error}") from None
         if bad_slot != NO_SLOT:
             self._refuse(logprobs, bad_slot)
+        if num_hits == hits:  # every microsecond from here on is one that the caller waits
+            vars(results)["tokens"] = flat[:num_tokens]
+            return results
         hit_offsets[1] = num_hits
         return SearchResults(
-            hit_offsets, key_ids[:num_hits], scores[:num_hits], normalised[:num_hits], token_offsets[: num_hits + 1],
-            flat[:num_tokens],
+            hit_offsets, key_ids[:num_hits], scores[:num_hits], normalised_scores[:num_hits],
+            token_offsets[: num_hits + 1], flat[:num_tokens],
         )  # fmt: skip
 
     def _search_by_pycuda(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> SearchResults:

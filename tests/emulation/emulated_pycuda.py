@@ -89,7 +89,13 @@ class EmulatedDriver(types.ModuleType):
         class Stream:
             handle = 0
 
+            def __init__(self, flags: int = 0):
+                pass
+
             def synchronize(self) -> None:
+                pass
+
+            def wait_for_event(self, event: Any) -> None:
                 pass
 
         class Event:
@@ -156,6 +162,10 @@ class EmulatedDriver(types.ModuleType):
 
     def memcpy_htod_async(self, address: Any, array: np.ndarray, stream: Any = None) -> None:
         self.memcpy_htod(address, array)
+
+    def memcpy_dtoh_async(self, array: np.ndarray, address: Any, stream: Any = None) -> None:
+        assert array.flags.c_contiguous
+        ctypes.memmove(array.ctypes.data, int(address), array.nbytes)
 
     def pagelocked_empty(self, shape: Any, dtype: Any, mem_flags: int = 0) -> np.ndarray:
         return np.asarray(HostAllocation(shape, dtype))

@@ -216,7 +216,7 @@ class EmulatedEngine:
         packed, totals = np.zeros((), PACKED), np.zeros(6, np.uint64)
         bad_slots = np.zeros(num_queries, np.uint32)
         for name, array in zip(PACKED.names or (), out, strict=False):
-            packed[name] = array.ctypes.data
+            packed[name] = array.ctypes.data + (8 if name.endswith("_offsets") else 0)  # which begin with a 0
         for at, name in enumerate(("before", "after", "told")):
             packed[name] = totals.ctypes.data + 16 * at
         packed["bad_slots"] = bad_slots.ctypes.data
