@@ -45,14 +45,22 @@ int GpuQuery::start(const void* tokens, const void* logprobs) {
   std::memcpy(tokens_, tokens, token_bytes_);
   std::memcpy(logprobs_, logprobs, logprob_bytes_);
   turn_ ^= 1;
-  void* parameters[] = {launch_.records[turn_].data()};
-  const int code = driver_.launch(launch_.function, launch_.num_blocks, 1, 1, launch_.num_threads, 1, 1,
-                                  launch_.shared_bytes, launch_.stream, parameters, nullptr);
+  const int code = launch();
   is_running_ = code == 0;
   // The kernel writes to this turn's answer; the other one's words are for the next.
   clear(answers_[turn_ ^ 1], used_hits_, used_tokens_);
   used_hits_ = used_tokens_ = 0;
   return code;
+}
+
+int GpuQuery::launch() {
+  void* parameters[] = {launch_.records[turn_].data()};
+  if (launch_.events[0])
+    if (const int code = driver_.record(launch_.events[0], launch_.stream)) return code;
+  if (const int code = driver_.launch(launch_.function, launch_.num_blocks, 1, 1, launch_.num_threads, 1, 1,
+                                      launch_.shared_bytes, launch_.stream, parameters, nullptr))
+    return code;
+  return launch_.events[1] ? driver_.record(launch_.events[1], launch_.stream) : 0;
 }
 
 GpuOutcome GpuQuery::finish(const GpuHits& to, const std::function<void()>& interrupted) {

@@ -17,6 +17,7 @@ struct GpuDriver {
                 unsigned block_z, unsigned shared_bytes, void* stream, void** parameters, void** extra);
   int (*query)(void* stream);
   int (*synchronize)(void* stream);
+  int (*record)(void* event, void* stream);
 };
 
 constexpr int kGpuNotReady = 600;  // CUDA_ERROR_NOT_READY, of `query`
@@ -30,6 +31,7 @@ struct GpuAnswer {
 // How the kernel is launched. It takes one structure by value: a copy for each of the two answers that take turns.
 struct GpuLaunch {
   void *function, *stream;
+  void* events[2];  // recorded before and behind the kernel; null: none
   unsigned num_blocks, num_threads, shared_bytes;
   std::vector<unsigned char> records[2];
 };
@@ -66,6 +68,7 @@ class GpuQuery {
   uint32_t most_tokens() const { return most_tokens_; }
 
  private:
+  int launch();
   template <typename Take>
   void take(const uint32_t* from, uint32_t count, const Take& take);
   uint32_t word(const uint32_t* at);

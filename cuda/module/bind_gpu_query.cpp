@@ -82,17 +82,19 @@ void bind_gpu_query(nb::module_& m) {
       .def(
           "__init__",
           [](GpuQuery* self, const std::vector<uint64_t>& driver, uint64_t function, uint64_t stream,
-             const std::vector<unsigned>& shape, const std::vector<nb::bytes>& records, const std::vector<uint64_t>& staging,
+             const std::vector<uint64_t>& events, const std::vector<unsigned>& shape,
+             const std::vector<nb::bytes>& records, const std::vector<uint64_t>& staging,
              const std::vector<uint64_t>& staging_bytes, const std::vector<std::vector<uint64_t>>& answers,
              const std::vector<uint64_t>& counts, uint32_t most_hits, uint32_t most_tokens) {
-            if (driver.size() != 3 || shape.size() != 3 || records.size() != 2 || staging.size() != 2 ||
+            if (driver.size() != 4 || events.size() != 2 || shape.size() != 3 || records.size() != 2 || staging.size() != 2 ||
                 staging_bytes.size() != 2 || answers.size() != 2 || counts.size() != 2)
-              throw std::invalid_argument("three functions and sizes, two of everything else");
+              throw std::invalid_argument("four functions, three sizes, two of everything else");
             GpuDriver calls{};
             calls.launch = reinterpret_cast<decltype(calls.launch)>(static_cast<uintptr_t>(driver[0]));
             calls.query = reinterpret_cast<decltype(calls.query)>(static_cast<uintptr_t>(driver[1]));
             calls.synchronize = reinterpret_cast<decltype(calls.synchronize)>(static_cast<uintptr_t>(driver[2]));
-            GpuLaunch launch{at<void>(function), at<void>(stream), shape[0], shape[1], shape[2], {}};
+            calls.record = reinterpret_cast<decltype(calls.record)>(static_cast<uintptr_t>(driver[3]));
+            GpuLaunch launch{at<void>(function), at<void>(stream), {at<void>(events[0]), at<void>(events[1])}, shape[0], shape[1], shape[2], {}};
             for (int turn = 0; turn < 2; ++turn) {
               const auto* bytes = reinterpret_cast<const unsigned char*>(records[turn].c_str());
               launch.records[turn].assign(bytes, bytes + records[turn].size());
@@ -101,7 +103,7 @@ void bind_gpu_query(nb::module_& m) {
                                 staging_bytes[1], answer_at(answers[0], counts[0]), answer_at(answers[1], counts[1]),
                                 most_hits, most_tokens);
           },
-          nb::kw_only(), nb::arg("driver"), nb::arg("function"), nb::arg("stream"), nb::arg("shape"), nb::arg("records"),
+          nb::kw_only(), nb::arg("driver"), nb::arg("function"), nb::arg("stream"), nb::arg("events"), nb::arg("shape"), nb::arg("records"),
           nb::arg("staging"), nb::arg("staging_bytes"), nb::arg("answers"), nb::arg("counts"), nb::arg("most_hits"),
           nb::arg("most_tokens"))
       .def(

@@ -51,21 +51,52 @@ def function_handle(launch: Callable[[], None], stream: int) -> int:
 def driver_calls() -> list[int]:
     """Addresses of the driver's functions, as ``GpuQuery`` takes them."""
     library = driver()
-    names = ("cuLaunchKernel", "cuStreamQuery", "cuStreamSynchronize")
+    names = ("cuLaunchKernel", "cuStreamQuery", "cuStreamSynchronize", "cuEventRecord")
     return [int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0) for name in names]
 
 
-def gpu_query(launch: Callable[[], None], stream: int, **parts: Any) -> Any | None:
-    """The extension's ``GpuQuery`` over the kernel that ``launch()`` launches; None where there is no such way.
+class KernelClock:
+    """Two events of the driver's own, since PyCUDA keeps what its events are to itself."""
 
-    That is where the extension or one of the driver's functions is missing: searches then go by PyCUDA's launch.
+    def __init__(self) -> None:
+        self._events = ctypes.c_void_p(), ctypes.c_void_p()
+        for event in self._events:
+            check(driver().cuEventCreate(ctypes.byref(event), 0), "cuEventCreate")
+
+    @property
+    def handles(self) -> list[int]:
+        return [int(event.value or 0) for event in self._events]
+
+    def elapsed_ns(self) -> int:
+        """From the first event to the second, once that is over."""
+        begun, ended = self._events
+        milliseconds = ctypes.c_float()
+        check(driver().cuEventSynchronize(ended), "cuEventSynchronize")
+        check(driver().cuEventElapsedTime(ctypes.byref(milliseconds), begun, ended), "cuEventElapsedTime")
+        return int(1e6 * milliseconds.value)
+
+    def __del__(self) -> None:
+        for event in self._events:
+            if event.value:
+                driver().cuEventDestroy_v2(event)
+
+
+def gpu_query(
+    launch: Callable[[], None], stream: int, *, times_kernels: bool = False, **parts: Any
+) -> tuple[Any, KernelClock | None] | None:
+    """The extension's ``GpuQuery`` over the kernel that ``launch()`` launches, and the clock that it runs by if wanted.
+
+    None where the extension or one of the driver's functions is missing: searches then go by PyCUDA's launch.
     """
     try:
-        return native().GpuQuery(
-            driver=driver_calls(), function=function_handle(launch, stream), stream=stream, **parts
-        )
+        clock = KernelClock() if times_kernels else None
+        query = native().GpuQuery(
+            driver=driver_calls(), function=function_handle(launch, stream), stream=stream,
+            events=clock.handles if clock else [0, 0], **parts,
+        )  # fmt: skip
     except (AttributeError, EngineUnavailable):  # ctypes' word for a function that the library lacks
         return None
+    return query, clock
 
 
 def copy_arrays(

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flashtrie_cli.engine.cuda_layout import NO_SLOT
-from flashtrie_cli.engine.cuda_native import gpu_query
+from flashtrie_cli.engine.cuda_native import KernelClock, gpu_query
 from flashtrie_cli.engine.cuda_pinned import pinned
 from flashtrie_cli.engine.cuda_session import GridType, SearchSession
 from flashtrie_cli.engine.cuda_trie import DeviceTrie
@@ -50,8 +50,8 @@ class SingleQuery:
     """Searches of one query at a time, of one shape and plan.
 
     The grid lies in mapped memory and the kernel fetches it; the answer comes back the same way. The extension
-    launches and waits where it can (``cuda_native``), else PyCUDA does. ``times_kernels``: PyCUDA, with events around
-    the kernel.
+    launches and waits where it can (``cuda_native``), else PyCUDA does. ``times_kernels``: with events around the
+    kernel.
     """
 
     def __init__(
@@ -62,7 +62,6 @@ class SingleQuery:
 
         _, num_steps, num_slots = self._shape = tokens.shape
         self.stream = cuda.Stream(STREAM_FLAGS)
-        self._clock = (cuda.Event(), cuda.Event()) if times_kernels else None
         grid = GridType(tokens.itemsize, logprobs.itemsize)
         self.session = SearchSession(trie, 1, num_steps, num_slots, plan, grid)
         self._tokens, to_tokens = pinned(tokens.size, tokens.dtype)
@@ -72,9 +71,14 @@ class SingleQuery:
         self._hits = plan.result_limit
         self._most_tokens = self._hits * self.session.depth
         room = self.session.result_capacity
-        answers = [_Answer(room, room * self.session.depth) for _ in range(1 if times_kernels else 2)]
+        answers = [_Answer(room, room * self.session.depth) for _ in range(2)]
         self._answers = answers
-        self._native = None if times_kernels else self._open_native(answers)
+        self._native: Any = None
+        self._native_clock: KernelClock | None = None
+        opened = self._open_native(answers, times_kernels)
+        if opened is not None:
+            self._native, self._native_clock = opened
+        self._clock = (cuda.Event(), cuda.Event()) if times_kernels and opened is None else None
         self.session.set_outputs(answers[0].addresses)
         trie.device.context.synchronize()  # what was begun on the default stream, for which this stream does not wait
 
@@ -87,7 +91,9 @@ class SingleQuery:
         """Whether a batch of this size is searched here."""
         return num_queries == 1
 
-    def _open_native(self, answers: list[_Answer]) -> Any | None:
+    def _open_native(
+        self, answers: list[_Answer], times_kernels: bool
+    ) -> tuple[Any, KernelClock | None] | None:
         records = []
         for answer in answers:
             self.session.set_outputs(answer.addresses)
@@ -96,6 +102,7 @@ class SingleQuery:
         return gpu_query(
             self._launch,
             int(self.stream.handle),
+            times_kernels=times_kernels,
             shape=[launch.num_groups * launch.blocks_per_group, launch.num_threads, launch.shared_bytes],
             records=records,
             staging=[self._tokens.ctypes.data, self._logprobs.ctypes.data],
@@ -112,6 +119,8 @@ class SingleQuery:
     @property
     def last_kernel_ns(self) -> int:
         """Time of the last search's kernel; 0 where it is not taken."""
+        if self._native_clock is not None:
+            return self._native_clock.elapsed_ns()
         return int(1e6 * self._clock[1].time_since(self._clock[0])) if self._clock else 0
 
     def search(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> SearchResults:

@@ -216,11 +216,18 @@ class NativeCalls:
         word, pointer, code = ctypes.c_uint, ctypes.c_void_p, ctypes.c_int
         launch_type = ctypes.CFUNCTYPE(code, pointer, *[word] * 7, pointer, ctypes.POINTER(pointer), pointer)
         library = driver.library
-        self._functions = launch_type(self._launch), library.query_stream, library.synchronize_stream
+        self._functions = (
+            launch_type(self._launch), library.query_stream, library.synchronize_stream, library.record_event,
+        )  # fmt: skip
 
     def set_status(self, code: int) -> None:
         """What a stream's query says from now on."""
         ctypes.c_int.in_dll(self._driver.library, "stream_status").value = code
+
+    @property
+    def num_recorded(self) -> int:
+        """Events recorded by any test so far."""
+        return ctypes.c_int.in_dll(self._driver.library, "num_recorded").value
 
     def addresses(self) -> list[int]:
         return [int(ctypes.cast(function, ctypes.c_void_p).value or 0) for function in self._functions]
@@ -243,3 +250,12 @@ class NativeCalls:
         else:
             self._driver.launch(*work)
         return 0
+
+
+class EmulatedClock:
+    """In the place of ``KernelClock``."""
+
+    handles = (8, 16)
+
+    def elapsed_ns(self) -> int:
+        return 125_000

@@ -14,7 +14,7 @@ from flashtrie_cli.engine import cuda_loader, cuda_native, cuda_pinned
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "emulation"))
 import emulator
-from emulated_pycuda import EmulatedDriver, NativeCalls
+from emulated_pycuda import EmulatedClock, EmulatedDriver, NativeCalls
 
 
 @pytest.fixture(scope="session")
@@ -40,4 +40,5 @@ def calls(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> NativeCall
     calls = NativeCalls(driver)
     monkeypatch.setattr(cuda_native, "driver_calls", calls.addresses)
     monkeypatch.setattr(cuda_native, "function_handle", calls.function_handle)
+    monkeypatch.setattr(cuda_native, "KernelClock", EmulatedClock)
     return calls

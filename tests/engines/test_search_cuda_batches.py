@@ -149,7 +149,7 @@ def test_no_memory_to_pin(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatc
         raise driver.MemoryError("out of memory")
 
     monkeypatch.setattr(driver, "pagelocked_empty", fail)
-    with pytest.raises(EngineUnavailable, match="no memory to pin.*a smaller batch"):
+    with pytest.raises(EngineUnavailable, match=r"no memory to pin.*a smaller batch"):
         SlabPool().take(1000)
 
 

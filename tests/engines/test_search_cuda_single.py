@@ -57,6 +57,18 @@ def test_an_answer_that_comes_late_is_waited_for(calls: NativeCalls) -> None:
         assert cuda.search(*one(seed), PLAN).identical(cpu.search(*one(seed), PLAN))
 
 
+def test_the_time_of_the_kernel(calls: NativeCalls) -> None:
+    cpu, cuda = both(many_keys(300, 40, 1))
+    cuda.search(*one(1), PLAN)
+    before = calls.num_recorded
+    cuda.engine.times_kernels = True  # type: ignore[attr-defined]
+    for seed in (2, 3):
+        assert cuda.search(*one(seed), PLAN).identical(cpu.search(*one(seed), PLAN))
+    assert calls.launches == 3
+    assert calls.num_recorded == before + 4
+    assert cuda.engine.last_kernel_ns == 125_000  # type: ignore[attr-defined]
+
+
 def test_a_bad_logprob_is_named_and_harms_nobody_else(calls: NativeCalls) -> None:
     cpu, cuda = both(many_keys(800, 40, 1))
     tokens, logprobs = one(1)
