@@ -72,7 +72,8 @@ class CudaEngine(CpuEngine):
             try:  # as the call before
                 return last[1].search(tokens, logprobs)
             except Exception as error:
-                raise _explained(error) from error
+                _explain(error)
+                raise
         tokens, logprobs = _as_kernel_types(tokens, logprobs)
         return self._search(tokens, logprobs, plan)
 
@@ -94,7 +95,8 @@ class CudaEngine(CpuEngine):
             self._last = (tokens.shape, tokens.dtype, logprobs.shape, logprobs.dtype, plan), pipeline
             return pipeline.search(tokens, logprobs)
         except Exception as error:
-            raise _explained(error) from error
+            _explain(error)
+            raise
 
     def _make(
         self, kind: type, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan
@@ -158,17 +160,16 @@ def _nothing(num_queries: int) -> SearchResults:
     )  # fmt: skip
 
 
-def _explained(error: Exception) -> Exception:
-    """An error of PyCUDA as one clear line; others as they are."""
+def _explain(error: Exception) -> None:
+    """Raise an error of PyCUDA's as one clear line; nothing happens for others."""
     import pycuda.driver as cuda
 
     if isinstance(error, cuda.MemoryError):
-        return EngineUnavailable(
+        raise EngineUnavailable(
             f"the GPU is out of memory: {error}", hint="a smaller batch, or --engine cpu"
-        )
+        ) from error
     if isinstance(error, cuda.Error):
-        return EngineUnavailable(
+        raise EngineUnavailable(
             f"the GPU failed during the search: {error}",
             hint="--engine cpu; please report it with the driver's version",
-        )
-    return error
+        ) from error
