@@ -9,7 +9,7 @@ struct HitTotals {
   uint64_t hits, tokens;
 };
 
-// Of a chunk of the batch: arrays begin with its first hit, offsets go on where those of the chunk before ended.
+// Where a chunk of the batch goes. Its offsets go on where those of the chunk before ended.
 struct PackedHits {
   int64_t* hit_offsets;      // by query: where its hits end
   uint32_t* key_ids;         // by hit, as the next three
@@ -17,7 +17,8 @@ struct PackedHits {
   float* normalised_scores;
   int64_t* token_offsets;    // where its tokens end
   uint32_t* tokens;
-  const HitTotals* before;   // this chunk
+  const HitTotals* begin;    // what the batch had where the arrays begin
+  const HitTotals* before;   // and before this chunk
   HitTotals* after;
   HitTotals* told;           // the same as `after`, in the host's memory
   uint32_t* bad_slots;       // by query, in the host's memory: written where there is one
@@ -46,16 +47,17 @@ FT_DEVICE void pack_query(const SearchBatch& batch, const PackedHits& to, unsign
   const uint64_t from = static_cast<uint64_t>(query) * batch.result_capacity;
   const uint32_t num_hits = batch.num_hits[query], num_tokens = batch.num_tokens[query];
   const uint32_t* all_tokens = batch.hit_tokens + from * batch.max_depth;
-  const HitTotals before = *to.before;
+  const HitTotals begin = *to.begin, before = *to.before;
   simt::sync_block();
-  const uint64_t first_hit = sums[0], first_token = sums[1], tokens_end = before.tokens + first_token;
+  const uint64_t hits = before.hits + sums[0], tokens = before.tokens + sums[1];
+  const uint64_t first_hit = hits - begin.hits, first_token = tokens - begin.tokens;
   for (uint32_t i = me; i < num_hits; i += stride) {
     const uint32_t key_id = batch.key_ids[from + i], token_end = batch.token_ends[from + i];
     const float score = batch.scores[from + i], normalised_score = batch.normalised_scores[from + i];
     to.key_ids[first_hit + i] = key_id;
     to.scores[first_hit + i] = score;
     to.normalised_scores[first_hit + i] = normalised_score;
-    to.token_offsets[first_hit + i] = static_cast<int64_t>(tokens_end + token_end);
+    to.token_offsets[first_hit + i] = static_cast<int64_t>(tokens + token_end);
   }
   for (uint32_t i = me; i < num_tokens; i += kPackedAtOnce * stride) {
     uint32_t words[kPackedAtOnce];
@@ -67,7 +69,7 @@ FT_DEVICE void pack_query(const SearchBatch& batch, const PackedHits& to, unsign
       if (i + turn * stride < num_tokens) to.tokens[first_token + i + turn * stride] = words[turn];
   }
   if (me != 0) return;
-  const HitTotals after = {before.hits + first_hit + num_hits, tokens_end + num_tokens};
+  const HitTotals after = {hits + num_hits, tokens + num_tokens};
   to.hit_offsets[query] = static_cast<int64_t>(after.hits);
   if (batch.bad_slots[query] != kNoSlot) to.bad_slots[query] = batch.bad_slots[query];
   if (query + 1 < batch.num_queries) return;

@@ -51,7 +51,7 @@ GpuAnswer answer_at(const std::vector<uint64_t>& arrays, uint64_t counts) {
 
 // Contiguous arrays, in pieces that threads take in turn.
 void copy_arrays(const std::vector<nb::object>& targets, const std::vector<nb::object>& sources, int num_threads) {
-  constexpr uint64_t kPiece = 1 << 20;
+  constexpr uint64_t kPiece = 1 << 20, kBytesAThread = 2 << 20;  // fewer are copied before a thread has begun
   if (targets.size() != sources.size()) throw std::invalid_argument("as many targets as sources");
   std::vector<std::unique_ptr<Buffer>> from, to;
   std::vector<uint64_t> begins = {0};  // in pieces
@@ -60,6 +60,9 @@ void copy_arrays(const std::vector<nb::object>& targets, const std::vector<nb::o
     to.push_back(std::make_unique<Buffer>(targets[i], from.back()->size(), true));
     begins.push_back(begins.back() + (from.back()->size() + kPiece - 1) / kPiece);
   }
+  uint64_t num_bytes = 0;
+  for (const auto& buffer : from) num_bytes += buffer->size();
+  num_threads = static_cast<int>(std::min<uint64_t>(num_threads, 1 + num_bytes / kBytesAThread));
   without_gil([&] {
     parallel_for(begins.back(), 1, num_threads, [&](int, uint64_t piece, uint64_t) {
       const size_t which = std::upper_bound(begins.begin(), begins.end(), piece) - begins.begin() - 1;

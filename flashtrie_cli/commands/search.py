@@ -115,7 +115,9 @@ def command(
             writer.write(found, batch.ids, batch.first)
             clock.write += time.perf_counter() - began
             show("search", batch.first + found.num_queries)
+        began = time.perf_counter()
         writer.finish()
+        clock.write += time.perf_counter() - began
     clock.report(opened, quiet=quiet)
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from flashtrie_cli.engine.cuda_layout import NO_SLOT, PACKED
 from flashtrie_cli.engine.cuda_native import copy_arrays
-from flashtrie_cli.engine.cuda_pinned import is_pinned, pinned
+from flashtrie_cli.engine.cuda_pinned import pinned
 from flashtrie_cli.engine.cuda_session import GridType, SearchSession
 from flashtrie_cli.engine.cuda_slabs import Slab, SlabParts
 from flashtrie_cli.engine.cuda_trie import DeviceTrie
@@ -19,6 +19,7 @@ from flashtrie_cli.query.plan import SearchPlan
 from flashtrie_cli.query.results import SearchResults
 
 _HIT_ARRAYS = ("key_ids", "scores", "normalised_scores")
+_ARRAYS = ("hit_offsets", *_HIT_ARRAYS, "token_offsets", "tokens")
 
 
 def answer_parts(num_queries: int, num_hits: int, depth: int) -> SlabParts:
@@ -41,6 +42,7 @@ class Answer:
 
     def __init__(self, slab: Slab, parts: SlabParts, first_query: int, before: tuple[int, int]):
         self.arrays = parts.arrays(slab)
+        self.addresses = parts.addresses(slab.address)
         self.arrays["hit_offsets"][0], self.arrays["token_offsets"][0] = before
         self.first_query, self.hits_before, self.tokens_before = first_query, *before
         self.num_hits = self.num_tokens = 0
@@ -91,45 +93,59 @@ class Lane:
         self._told, told = pinned(2, np.uint64)
         self._bad_slots, bad_slots = pinned(num_queries, np.uint32)
         self._bad_slots[:] = NO_SLOT
+        self._is_direct = False
         self._record = np.zeros((), PACKED)
-        for name in ("hit_offsets", *_HIT_ARRAYS, "token_offsets", "tokens"):
-            self._record[name] = at[name]
         self._record["told"], self._record["bad_slots"] = told, bad_slots
+        for name in _ARRAYS:
+            self._record[name] = at[name]
         self._first_query, self._logprobs = 0, np.zeros((0, 1, 1), types[1])
 
     def start(
         self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], first_query: int, previous: Lane | None,
-        *, reserved: int = 0, begun: Any = None, ended: Any = None,
+        *, are_pinned: bool, answer: Answer | None = None, reserved: int = 0, begun: Any = None, ended: Any = None,
     ) -> None:  # fmt: skip
         """Enqueue the search of these grids, [queries, steps, slots]; both must stay as they are until ``deliver``.
 
         ``first_query``: its number in the batch; ``previous``: the lane with the chunk before, None for the first one.
+        ``answer``, of the whole batch: where to pack straight into, since nothing else is to be done meanwhile.
         ``reserved``: multiprocessors to leave alone. ``begun``, ``ended``: events to record around the kernels.
         """
-        count, stream = len(tokens), self.stream
+        stream = self.stream
         self._first_query, self._logprobs = first_query, logprobs
-        staged = not (is_pinned(tokens) and is_pinned(logprobs))
-        if staged:
+        if not are_pinned:
             tokens, logprobs = self._stage(tokens, logprobs)
         to_tokens, to_logprobs = self._at["grid_tokens"], self._at["grid_logprobs"]
         self._cuda.memcpy_htod_async(to_tokens, tokens, stream)
         self._cuda.memcpy_htod_async(to_logprobs, logprobs, stream)
-        if staged:
+        if not are_pinned:
             self._staged.record(stream)
         if begun is not None:
             begun.record(stream)
+        count = len(self._logprobs)
         self.session.launch(to_tokens, to_logprobs, count, stream, reserved=reserved)
-        if previous is None:
-            self._record["before"] = self._at["totals"]
-        else:
-            self._record["before"] = previous.totals
+        if previous is not None:
             stream.wait_for_event(previous.packed)
-        self._turn ^= 1
-        self._record["after"] = self.totals
-        self.session.pack(self._record, count, stream)
+        self.session.pack(self._packing(previous, answer), count, stream)
         if ended is not None:
             ended.record(stream)
-        self.packed.record(stream)
+        self._packed.record(stream)
+
+    def _packing(self, previous: Lane | None, answer: Answer | None) -> npt.NDArray[Any]:
+        record, zeros = self._record, self._at["totals"]
+        before = zeros if previous is None else previous.totals
+        self._is_direct = answer is not None
+        if answer is None:
+            record["begin"] = before
+        else:
+            record, to = record.copy(), answer.addresses
+            for name in _HIT_ARRAYS:
+                record[name] = to[name]
+            record["hit_offsets"] = to["hit_offsets"] + 8 * (1 + self._first_query)  # they begin with a 0
+            record["token_offsets"], record["tokens"] = to["token_offsets"] + 8, to["tokens"]
+            record["begin"] = zeros
+        self._turn ^= 1
+        record["before"], record["after"] = before, self.totals
+        return record
 
     @property
     def packed(self) -> Any:
@@ -161,6 +177,9 @@ class Lane:
         hits, tokens = self._told.tolist()
         begin, end = answer.num_hits, hits - answer.hits_before
         token_begin, token_end = answer.num_tokens, tokens - answer.tokens_before
+        answer.num_hits, answer.num_tokens = end, token_end
+        if self._is_direct:
+            return
         copy, stream, at, to = self._cuda.memcpy_dtoh_async, self.stream, self._at, answer.arrays
         first = self._first_query - answer.first_query
         copy(to["hit_offsets"][first + 1 : first + count + 1], at["hit_offsets"], stream)
@@ -169,7 +188,6 @@ class Lane:
                 copy(to[name][begin:end], at[name], stream)
             copy(to["token_offsets"][begin + 1 : end + 1], at["token_offsets"], stream)
             copy(to["tokens"][token_begin:token_end], at["tokens"], stream)
-        answer.num_hits, answer.num_tokens = end, token_end
 
     def _refuse(self, count: int) -> None:
         bad_slots = self._bad_slots[:count]

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from flashtrie_cli.engine.cuda_lane import Answer, Lane, answer_parts
 from flashtrie_cli.engine.cuda_native import copy_arrays
-from flashtrie_cli.engine.cuda_slabs import LENT_BYTES, SlabPool
+from flashtrie_cli.engine.cuda_pinned import is_pinned
+from flashtrie_cli.engine.cuda_slabs import LENT_SLABS, SlabParts, SlabPool
 from flashtrie_cli.engine.cuda_trie import DeviceTrie
 from flashtrie_cli.query.plan import SearchPlan
 from flashtrie_cli.query.results import SearchResults
@@ -25,13 +26,13 @@ _CHUNK_QUERIES = 1056
 _CHUNK_BYTES = 32 << 20
 """Of a chunk's grids, and of its answers at most: enough to hide the launch and to fill the bus."""
 
-_ROUND_BYTES = LENT_BYTES
+_ROUND_BYTES = 1 << 30
 """Of the answers at most that are in pinned memory at once; a larger batch goes in rounds, and is copied."""
 
 _MIN_LENT_BYTES = 256 << 10
-"""A smaller answer is copied: it takes less time than pinning memory does, should the caller keep many."""
+"""A smaller answer is copied, and its slab free for the next one."""
 
-_RESERVED = 4
+_RESERVED = 2
 """Multiprocessors that the search of a chunk leaves alone: it would take every place there is as the chunk before ends,
 and keep the packing of that one waiting (measured on an H200)."""
 
@@ -86,6 +87,7 @@ class HostPipeline:
         )
         self._lanes = [self._make()]
         self._first_chunk = self._lanes[0].session.num_groups(self._most, reserved=_RESERVED)
+        self._parts: dict[int, SlabParts] = {}  # of the number of queries that there were last
         self._last: Lane | None = None  # with the last chunk of the rounds so far
         self._clock: tuple[Any, Any] | tuple[None, None] = None, None
         if times_kernels:
@@ -110,9 +112,9 @@ class HostPipeline:
         if len(tokens) > at_once:
             return self._in_rounds(tokens, logprobs, at_once)
         results = self._round(tokens, logprobs, 0, (0, 0))
-        used = sum(array.nbytes for array in vars(results).values())
+        used = results.num_hits * 20 + 4 * len(results.tokens)
         room = len(tokens) * self._answer_bytes
-        if max(room // 2, _MIN_LENT_BYTES) <= used and self._slabs.lent_bytes <= LENT_BYTES:
+        if used >= max(room // 2, _MIN_LENT_BYTES) and self._slabs.num_lent <= LENT_SLABS:
             return results
         copies = [np.empty_like(array) for array in vars(results).values()]
         copy_arrays(copies, vars(results).values(), self._threads)
@@ -147,29 +149,42 @@ class HostPipeline:
     ) -> SearchResults:
         """Search these grids; the batch has ``first_query`` queries before them, with so many hits and tokens."""
         num_queries = len(tokens)
-        parts = answer_parts(num_queries, num_queries * self._hits, self._depth)
-        answer = Answer(self._slabs.take(parts.num_bytes), parts, first_query, before)
         sizes = list(chunks(num_queries, self._first_chunk, self._most))
         while len(self._lanes) < min(len(sizes), _NUM_LANES):
             self._lanes.append(self._make())
+        are_pinned = is_pinned(tokens) and is_pinned(logprobs)
         reserved = _RESERVED if len(sizes) > 1 else 0
+        answer: Answer | None = None  # made once the GPU has begun to work
         under_way: list[Lane] = []
         begin = 0
         try:
             for number, size in enumerate(sizes):
-                if len(under_way) == len(self._lanes):
+                is_last = number + 1 == len(sizes)
+                if answer is None and (is_last or number == _NUM_LANES):
+                    answer = self._answer(num_queries, first_query, before)
+                if answer is not None and len(under_way) == len(self._lanes):
                     under_way.pop(0).deliver(answer)
                 lane, end = self._lanes[number % len(self._lanes)], begin + size
                 under_way.append(lane)
                 lane.start(
-                    tokens[begin:end], logprobs[begin:end], first_query + begin, self._last, reserved=reserved,
-                    begun=self._clock[0] if self._last is None else None,
-                    ended=self._clock[1] if end == num_queries else None,
+                    tokens[begin:end], logprobs[begin:end], first_query + begin, self._last, are_pinned=are_pinned,
+                    answer=answer if is_last and first_query == 0 else None, reserved=reserved,
+                    begun=self._clock[0] if self._last is None else None, ended=self._clock[1] if is_last else None,
                 )  # fmt: skip
                 self._last, begin = lane, end
+            assert answer is not None
             while under_way:
                 under_way.pop(0).deliver(answer)
         finally:  # for the last answers; or after an error or Ctrl-C, so that nothing goes on writing to these buffers
-            for lane in self._lanes:
+            for lane in self._lanes[: len(sizes)]:
                 lane.stream.synchronize()
         return answer.results()
+
+    def _answer(self, num_queries: int, first_query: int, before: tuple[int, int]) -> Answer:
+        parts = self._parts.get(num_queries)
+        if parts is None:
+            self._parts.clear()
+            parts = self._parts[num_queries] = answer_parts(
+                num_queries, num_queries * self._hits, self._depth
+            )
+        return Answer(self._slabs.take(parts.num_bytes), parts, first_query, before)

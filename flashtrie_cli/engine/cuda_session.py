@@ -19,6 +19,9 @@ _SCAN_PER_SLOT = 64
 """A fan-out beyond this many times the slots is searched once per proposal: scanned labels are that much cheaper."""
 
 
+_KEPT_LAUNCHES = 64
+
+
 @dataclass(frozen=True)
 class GridType:
     """Bytes of a token and of a log-prob in a grid."""
@@ -51,8 +54,8 @@ class SearchSession:
         self._module = module or load_kernels("search", device)
         self._is_given = module is not None
         self._launches: dict[tuple[int, int], Launch] = {}
-        self._ready_for: tuple[int, ...] | None = None
-        self._ready: Any = None
+        self._ready: dict[tuple[int, ...], tuple[Any, ...]] = {}
+        self._functions: dict[str, Any] = {}
         self._memory: list[Any] = []
         launch = self._plan_for(max(num_queries, 1))
         self.result_capacity = launch.result_capacity
@@ -116,13 +119,13 @@ class SearchSession:
         """Lets the kernel write some arrays of its answer elsewhere, say into mapped host memory."""
         for name, address in addresses.items():
             self._batch[name] = address
-        self._ready_for = None
+        self._ready.clear()
 
     def set_per_query(self, *, beam_widths: int = 0, result_limits: int = 0, step_counts: int = 0) -> None:
         """Device addresses of uint32 [num_queries]; none may exceed what the session was made for. 0: the plan's."""
         self._batch["beam_widths"], self._batch["result_limits"] = beam_widths, result_limits
         self._batch["step_counts"] = step_counts
-        self._ready_for = None
+        self._ready.clear()
 
     def stage_bytes(self) -> int:
         """Of the memory that ``launch`` fetches a grid to."""
@@ -132,7 +135,7 @@ class SearchSession:
     def set_phases(self, address: int) -> None:
         """Where an instrumented build adds its cycles, int64 [8]."""
         self._batch["phases"] = address
-        self._ready_for = None
+        self._ready.clear()
 
     def launch(
         self,
@@ -152,15 +155,16 @@ class SearchSession:
         if num_queries == 0:
             return
         key = (tokens, logprobs, num_queries, stage, reserved)
-        if key != self._ready_for:  # the same buffers again, as in a service, cost one call
+        ready = self._ready.get(key)
+        if ready is None:  # the same buffers again, as in a service, cost one call
             launch, record = self.prepare(tokens, logprobs, num_queries, stage=stage, reserved=reserved)
-            function = self._function(launch)
-            self._ready = (
-                function.prepared_async_call, (launch.num_groups * launch.blocks_per_group, 1),
+            if len(self._ready) >= _KEPT_LAUNCHES:
+                self._ready.clear()
+            ready = self._ready[key] = (
+                self._function(launch.kernel).prepared_async_call, (launch.num_groups * launch.blocks_per_group, 1),
                 (launch.num_threads, 1, 1), record, launch.shared_bytes,
             )  # fmt: skip
-            self._ready_for = key
-        call, blocks, threads, record, shared_bytes = self._ready
+        call, blocks, threads, record, shared_bytes = ready
         call(blocks, threads, stream, record, shared_size=shared_bytes)
 
     def num_groups(self, num_queries: int, *, reserved: int = 0) -> int:
@@ -189,15 +193,14 @@ class SearchSession:
             (num_queries, 1), (128, 1, 1), stream, self._batch.tobytes(), packed.tobytes(), shared_size=16
         )
 
-    def _function(self, launch: Launch) -> Any:
+    def _function(self, kernel: str) -> Any:
         import pycuda.driver as cuda
 
-        module = self._module
-        if launch.kernel.startswith("parts_") and not self._is_given:
-            module = load_kernels("search_parts", self.trie.device)
-        function = module.get_function(launch.kernel)
-        function.prepare([BATCH])
-        # The function is every session's: as much as there is, not as much as this one needs.
-        most = self.trie.device.shared_memory_bytes
-        function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, most)
+        function = self._functions.get(kernel)
+        if function is None:
+            function = self._functions[kernel] = self._module.get_function(kernel)
+            function.prepare([BATCH])
+            # The function is every session's: as much as there is, not as much as this one needs.
+            most = self.trie.device.shared_memory_bytes
+            function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, most)
         return function

@@ -13,20 +13,25 @@ _ROUNDING = 1 << 16
 _ROOMY = 4
 """A free slab of up to so many times what is asked for will do."""
 
-LENT_BYTES = 1 << 30
-"""Most pinned memory that callers hold, in answers of one engine; what comes beyond is copied."""
+LENT_SLABS = 2
+"""Answers of one engine that callers may hold in pinned memory; more are copied. Pinning memory takes ten times as long
+as copying to it, so a caller who keeps them all is better off with copies, and one who lets them go needs no more."""
 
 
 class Slab:
-    """Pinned memory on loan: back in its pool when it and every array over it are gone."""
+    """Pinned memory on loan: back in its pool when it and every array over it are gone.
+
+    ``address``: of its first byte, the same for the device.
+    """
 
     def __init__(self, pool: SlabPool, memory: npt.NDArray[np.uint8]):
         self._pool, self._memory = pool, memory
         self.__array_interface__ = memory.__array_interface__
-        pool.lent_bytes += memory.nbytes
+        self.address = int(memory.__array_interface__["data"][0])
+        pool.num_lent += 1
 
     def __del__(self) -> None:
-        self._pool.lent_bytes -= self._memory.nbytes
+        self._pool.num_lent -= 1
         self._pool.free.append(self._memory)
 
 
@@ -35,7 +40,7 @@ class SlabPool:
 
     def __init__(self) -> None:
         self.free: list[npt.NDArray[np.uint8]] = []
-        self.lent_bytes = 0
+        self.num_lent = 0
 
     def take(self, num_bytes: int) -> Slab:
         """A slab of at least so many bytes. EngineUnavailable where no memory can be pinned."""

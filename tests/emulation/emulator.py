@@ -219,6 +219,7 @@ class EmulatedEngine:
             packed[name] = array.ctypes.data + (8 if name.endswith("_offsets") else 0)  # which begin with a 0
         for at, name in enumerate(("before", "after", "told")):
             packed[name] = totals.ctypes.data + 16 * at
+        packed["begin"] = packed["before"]
         packed["bad_slots"] = bad_slots.ctypes.data
         code = self.library.emulate_pack(
             ctypes.c_void_p(batch.ctypes.data), ctypes.c_void_p(packed.ctypes.data), 64, seed

@@ -63,7 +63,7 @@ def test_rounds(small_chunks: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(cuda_pipeline, "_ROUND_BYTES", queries * 6 * (20 + 4 * 3))
         found = cuda.search(*grid, PLAN)
         assert found.identical(expected)
-        assert cuda.engine._slabs.lent_bytes == 0  # type: ignore[attr-defined]
+        assert cuda.engine._slabs.num_lent == 0  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("bad", [0, 4, 10])
@@ -79,20 +79,19 @@ def test_a_bad_logprob_in_any_chunk(small_chunks: EmulatedDriver, bad: int) -> N
 
 
 def lent(cuda: Any) -> int:
-    return int(cuda.engine._slabs.lent_bytes)
+    return int(cuda.engine._slabs.num_lent)
 
 
 def test_answers_are_lent_until_their_last_array_goes(small_chunks: EmulatedDriver) -> None:
     _, cuda = both(many_keys(300, 20, 3))
     grid = random_grids((7, 3, 8), 20, 4, 50)
     found: Any = cuda.search(*grid, PLAN)
-    size = lent(cuda)
-    assert size > 0
+    assert lent(cuda) == 1
     tokens = found.tokens[3:9]
     del found
-    assert lent(cuda) == size
+    assert lent(cuda) == 1
     second = cuda.search(*grid, PLAN)
-    assert lent(cuda) == 2 * size
+    assert lent(cuda) == 2
     del tokens, second
     assert lent(cuda) == 0
     assert len(cuda.engine._slabs.free) == 2  # type: ignore[attr-defined]
@@ -105,11 +104,8 @@ def test_past_a_limit_answers_are_copied(
 ) -> None:
     cpu, cuda = both(many_keys(300, 20, 3))
     grids = [random_grids((7, 3, 8), 20, seed, 50) for seed in range(4)]
-    first = cuda.search(*grids[0], PLAN)
-    size = lent(cuda)
-    monkeypatch.setattr(cuda_pipeline, "LENT_BYTES", 2 * size)
-    found = [first, *(cuda.search(*grid, PLAN) for grid in grids[1:])]
-    assert lent(cuda) == 2 * size
+    found = [cuda.search(*grid, PLAN) for grid in grids]
+    assert lent(cuda) == 2
     assert all(answer.identical(cpu.search(*grid, PLAN)) for answer, grid in zip(found, grids, strict=True))
 
 
@@ -135,7 +131,7 @@ def test_slabs_are_used_again_when_they_suit(driver: EmulatedDriver) -> None:
     small, large = pool.take(1000), pool.take(1 << 20)
     places = [slab.__array_interface__["data"][0] for slab in (small, large)]
     del small, large
-    assert pool.lent_bytes == 0
+    assert pool.num_lent == 0
     again = pool.take(1 << 19)
     assert again.__array_interface__["data"][0] == places[1]
     assert pool.take(500).__array_interface__["data"][0] == places[0]
