@@ -198,7 +198,10 @@ class SearchSession:
 
         function = self._functions.get(kernel)
         if function is None:
-            function = self._functions[kernel] = self._module.get_function(kernel)
+            module = self._module
+            if kernel.startswith("parts_") and not self._is_given:
+                module = load_kernels("search_parts", self.trie.device)
+            function = self._functions[kernel] = module.get_function(kernel)
             function.prepare([BATCH])
             # The function is every session's: as much as there is, not as much as this one needs.
             most = self.trie.device.shared_memory_bytes
