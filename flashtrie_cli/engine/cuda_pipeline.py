@@ -38,25 +38,21 @@ and keep the packing of that one waiting (measured on an H200)."""
 
 
 def chunks(num_queries: int, first: int, most: int) -> Iterator[int]:
-    """How a batch is cut: the first and the last chunk short, since nothing hides their copies.
+    """How a batch is cut: small chunks at both ends, since nothing hides the first copies and the last ones.
 
-    ``first``: queries that the GPU works on at once; ``most``: that a chunk may have. Sizes double from the one to the
-    other.
+    ``first``: queries that the GPU works on at once; ``most``: that a chunk may have. Sizes double towards the middle.
     """
     first = min(first, most)
-    if num_queries < 2 * first:
-        yield num_queries if num_queries <= most else most
-        if num_queries > most:
-            yield num_queries - most
-        return
-    left, size = num_queries - first, first
-    while size < most and left > 2 * size:
-        yield size
-        left -= size
+    ramp: list[int] = []
+    size, left = first, num_queries
+    while size < most and left >= 4 * size:
+        ramp.append(size)
+        left -= 2 * size
         size = min(2 * size, most)
     pieces = -(-left // most)
+    yield from ramp
     yield from (left * (piece + 1) // pieces - left * piece // pieces for piece in range(pieces))
-    yield first
+    yield from reversed(ramp)
 
 
 class HostPipeline:
@@ -88,6 +84,9 @@ class HostPipeline:
         self._lanes = [self._make()]
         self._first_chunk = self._lanes[0].session.num_groups(self._most, reserved=_RESERVED)
         self._parts: dict[int, SlabParts] = {}  # of the number of queries that there were last
+        self._small: tuple[int, Answer] | None = (
+            None  # the last small answer's room, and for how many queries
+        )
         self._last: Lane | None = None  # with the last chunk of the rounds so far
         self._clock: tuple[Any, Any] | tuple[None, None] = None, None
         if times_kernels:
@@ -112,6 +111,8 @@ class HostPipeline:
         if len(tokens) > at_once:
             return self._in_rounds(tokens, logprobs, at_once)
         results = self._round(tokens, logprobs, 0, (0, 0))
+        if len(tokens) * self._answer_bytes <= _MIN_LENT_BYTES:
+            return SearchResults(*(array.copy() for array in vars(results).values()))
         used = results.num_hits * 20 + 4 * len(results.tokens)
         room = len(tokens) * self._answer_bytes
         if used >= max(room // 2, _MIN_LENT_BYTES) and self._slabs.num_lent <= LENT_SLABS:
@@ -181,10 +182,19 @@ class HostPipeline:
         return answer.results()
 
     def _answer(self, num_queries: int, first_query: int, before: tuple[int, int]) -> Answer:
+        """Room for the answer to so many queries: on loan, but for small ones, which are always copied."""
+        if self._small is not None and self._small[0] == num_queries:
+            self._small[1].num_hits = self._small[1].num_tokens = 0
+            return self._small[1]
         parts = self._parts.get(num_queries)
         if parts is None:
             self._parts.clear()
             parts = self._parts[num_queries] = answer_parts(
                 num_queries, num_queries * self._hits, self._depth
             )
-        return Answer(self._slabs.take(parts.num_bytes), parts, first_query, before)
+        is_small = num_queries * self._answer_bytes <= _MIN_LENT_BYTES and first_query == 0
+        slabs = SlabPool() if is_small else self._slabs
+        answer = Answer(slabs.take(parts.num_bytes), parts, first_query, before)
+        if is_small:
+            self._small = num_queries, answer
+        return answer
