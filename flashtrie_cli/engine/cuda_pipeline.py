@@ -45,11 +45,11 @@ def chunks(num_queries: int, first: int, most: int) -> Iterator[int]:
     first = min(first, most)
     ramp: list[int] = []
     size, left = first, num_queries
-    while size < most and left >= 4 * size:
+    while size < most and left >= 3 * size:
         ramp.append(size)
         left -= 2 * size
         size = min(2 * size, most)
-    pieces = -(-left // most)
+    pieces = max(-(-left // most), 1 if ramp or num_queries < 2 * first else 2)
     yield from ramp
     yield from (left * (piece + 1) // pieces - left * piece // pieces for piece in range(pieces))
     yield from reversed(ramp)

@@ -43,6 +43,8 @@ def test_chunks_make_the_batch(num_queries: int, first: int, most: int) -> None:
 def test_chunks_begin_and_end_short() -> None:
     assert list(chunks(4096, 256, 1056)) == [256, 512, 853, 853, 854, 512, 256]
     assert list(chunks(1100, 256, 1056)) == [256, 588, 256]
+    assert list(chunks(1024, 260, 1056)) == [260, 504, 260]
+    assert list(chunks(600, 256, 1056)) == [300, 300]
     assert list(chunks(500, 256, 1056)) == [500]
     assert list(chunks(5, 256, 3)) == [2, 3]
 
