@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace flashtrie {
 
@@ -22,12 +23,11 @@ struct HitColumns {
   Lines names, texts, values;
 };
 
-// query, rank from 1, key (its text, else its tokens), key id, score, normalised score and value, between tabs. Throws
-// std::invalid_argument when lines are too few.
-std::string hit_lines(const HitColumns& columns, int num_threads);
+// query, rank from 1, key (its text, else its tokens), key id, score, normalised score and value, between tabs: in parts, to
+// be put one behind the other. Throws std::invalid_argument when lines are too few.
+std::vector<std::string> hit_lines(const HitColumns& columns, int num_threads);
 
-// Appends the shortest decimal that reads back as the same float32: `-1.5`, `1.0`; with an exponent, `1e-05`, below 1e-4 and
-// from 1e16.
-void append_float(std::string& to, float value);
+// Puts the parts one behind the other; `to` has room for them all.
+void join_parts(const std::vector<std::string>& parts, char* to, int num_threads);
 
 }  // namespace flashtrie

@@ -50,8 +50,14 @@ nb::bytes format_hits(Array<int64_t> hit_offsets, Array<uint32_t> key_ids, Array
   const HitColumns columns{hit_offsets.data(), key_ids.data(), scores.data(), normalised_scores.data(), token_offsets.data(),
                            tokens.data(), hit_offsets.size() - 1, first_query, lines_of(names), lines_of(texts),
                            lines_of(values)};
-  const std::string lines = without_gil([&] { return hit_lines(columns, num_threads); });
-  return nb::bytes(lines.data(), lines.size());
+  const auto parts = without_gil([&] { return hit_lines(columns, num_threads); });
+  size_t size = 0;
+  for (const std::string& part : parts) size += part.size();
+  auto lines = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)));
+  if (!lines.is_valid()) throw nb::python_error();
+  char* to = PyBytes_AsString(lines.ptr());
+  without_gil([&] { join_parts(parts, to, num_threads); });
+  return lines;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@ NB_MODULE(_native, m) {
   flashtrie::bind_build(m);
   flashtrie::bind_query(m);
   flashtrie::bind_search(m);
+  flashtrie::bind_gpu_query(m);
   flashtrie::bind_baselines(m);
   flashtrie::bind_parse(m);
   flashtrie::bind_draft(m);

@@ -64,12 +64,18 @@ def command(
     --format jsonl.
     """
     import time
+    from contextlib import closing
 
+    if engine in ("auto", "cuda"):
+        from flashtrie_cli.engine.cuda_start import begin_start
+
+        begin_start(device)
     from flashtrie_cli.commands.common import thread_count
     from flashtrie_cli.engine.choose import search_engine
     from flashtrie_cli.errors import UsageError
     from flashtrie_cli.files import check_output
     from flashtrie_cli.index import Index
+    from flashtrie_cli.inputs.ahead import read_ahead
     from flashtrie_cli.query.output import FORMATS, result_writer
     from flashtrie_cli.query.plan import SearchPlan
     from flashtrie_cli.query.proposals import read_proposals
@@ -95,17 +101,23 @@ def command(
         eos=None if eos is None else _token(opened, eos),
     )
     clock = _Clock(time.perf_counter() - began)
-    with open_results(output, force=force) as out, progress(None, "queries", quiet=quiet) as show:
+    batches = read_proposals(
+        proposals, batch_size=BATCH_SIZE, top_k=top_k, steps=steps, vocabulary=opened.vocabulary
+    )
+    with (
+        open_results(output, force=force) as out,
+        progress(None, "queries", quiet=quiet) as show,
+        closing(read_ahead(batches)) as ahead,
+    ):
         writer = result_writer(chosen, opened, out)
-        batches = read_proposals(
-            proposals, batch_size=BATCH_SIZE, top_k=top_k, steps=steps, vocabulary=opened.vocabulary
-        )
-        for batch, found in clock.searching(opened, batches, plan, proposals):
+        for batch, found in clock.searching(opened, ahead, plan, proposals):
             began = time.perf_counter()
             writer.write(found, batch.ids, batch.first)
             clock.write += time.perf_counter() - began
             show("search", batch.first + found.num_queries)
+        began = time.perf_counter()
         writer.finish()
+        clock.write += time.perf_counter() - began
     clock.report(opened, quiet=quiet)
 
 

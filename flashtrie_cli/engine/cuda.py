@@ -10,7 +10,10 @@ import numpy.typing as npt
 from flashtrie_cli.engine.cpu import CpuEngine
 from flashtrie_cli.engine.cuda_arrays import DeviceGrids, DeviceResults, DeviceSearch
 from flashtrie_cli.engine.cuda_loader import open_device
-from flashtrie_cli.engine.cuda_pipeline import HostPipeline, pinned_empty
+from flashtrie_cli.engine.cuda_pinned import pinned_empty
+from flashtrie_cli.engine.cuda_pipeline import HostPipeline
+from flashtrie_cli.engine.cuda_single import SingleQuery
+from flashtrie_cli.engine.cuda_slabs import SlabPool
 from flashtrie_cli.engine.cuda_trie import DeviceTrie
 from flashtrie_cli.errors import EngineUnavailable, InputError
 from flashtrie_cli.query.plan import SearchPlan
@@ -35,9 +38,12 @@ class CudaEngine(CpuEngine):
         super().__init__(stored, threads=threads)
         self.device_trie = DeviceTrie(self.trie, self.device)
         self._times_kernels = False
-        self._pipelines: dict[Any, HostPipeline] = {}
+        self._slabs = SlabPool()
+        self._pipelines: dict[Any, HostPipeline | SingleQuery] = {}
         self._device_searches: dict[Any, DeviceSearch] = {}
-        self._last: tuple[Any, HostPipeline] | None = None  # shapes, types and plan of the last call
+        self._last: tuple[Any, HostPipeline | SingleQuery] | None = (
+            None  # shapes, types and plan of the last call
+        )
 
     @property
     def times_kernels(self) -> bool:
@@ -56,13 +62,18 @@ class CudaEngine(CpuEngine):
 
     def search(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan) -> SearchResults:
         """As in ``TrieEngine``, from host arrays; uint16 to int64 tokens and float16 log-probs go over as they are."""
-        key = (tokens.shape, tokens.dtype, logprobs.shape, logprobs.dtype, plan)
-        is_flat = tokens.flags.c_contiguous and logprobs.flags.c_contiguous
-        if self._last is not None and self._last[0] == key and is_flat:
+        last = self._last
+        if (
+            last is not None
+            and last[0] == (tokens.shape, tokens.dtype, logprobs.shape, logprobs.dtype, plan)
+            and tokens.flags.c_contiguous
+            and logprobs.flags.c_contiguous
+        ):
             try:  # as the call before
-                return self._last[1].search(tokens, logprobs)
+                return last[1].search(tokens, logprobs)
             except Exception as error:
-                raise _explained(error) from error
+                _explain(error)
+                raise
         tokens, logprobs = _as_kernel_types(tokens, logprobs)
         return self._search(tokens, logprobs, plan)
 
@@ -73,19 +84,29 @@ class CudaEngine(CpuEngine):
         if num_queries == 0 or num_steps == 0 or num_slots == 0:
             return _nothing(num_queries)
         types = (tokens.dtype.str, logprobs.dtype.str)
-        key = (num_queries == 1, num_steps, num_slots, *types, plan, self._times_kernels)
+        kind = SingleQuery if SingleQuery.suits(tokens, logprobs) else HostPipeline
+        key = (kind, num_steps, num_slots, *types, plan, self._times_kernels)
         pipeline = self._pipelines.get(key)
         try:
             if pipeline is None or not pipeline.holds(num_queries):
                 while len(self._pipelines) >= _KEPT_PIPELINES:
                     self._pipelines.pop(next(iter(self._pipelines)))
-                pipeline = self._pipelines[key] = HostPipeline(
-                    self.device_trie, tokens, logprobs, plan, times_kernels=self._times_kernels
-                )
+                pipeline = self._pipelines[key] = self._make(kind, tokens, logprobs, plan)
             self._last = (tokens.shape, tokens.dtype, logprobs.shape, logprobs.dtype, plan), pipeline
             return pipeline.search(tokens, logprobs)
         except Exception as error:
-            raise _explained(error) from error
+            _explain(error)
+            raise
+
+    def _make(
+        self, kind: type, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan
+    ) -> HostPipeline | SingleQuery:
+        if kind is SingleQuery:
+            return SingleQuery(self.device_trie, tokens, logprobs, plan, times_kernels=self._times_kernels)
+        return HostPipeline(
+            self.device_trie, tokens, logprobs, plan, slabs=self._slabs, threads=self.threads,
+            times_kernels=self._times_kernels,
+        )  # fmt: skip
 
     def search_arrays(
         self, tokens: Any, logprobs: Any, plan: SearchPlan, *, stream: Any = None
@@ -139,17 +160,16 @@ def _nothing(num_queries: int) -> SearchResults:
     )  # fmt: skip
 
 
-def _explained(error: Exception) -> Exception:
-    """An error of PyCUDA as one clear line; others as they are."""
+def _explain(error: Exception) -> None:
+    """Raise an error of PyCUDA's as one clear line; nothing happens for others."""
     import pycuda.driver as cuda
 
     if isinstance(error, cuda.MemoryError):
-        return EngineUnavailable(
+        raise EngineUnavailable(
             f"the GPU is out of memory: {error}", hint="a smaller batch, or --engine cpu"
-        )
+        ) from error
     if isinstance(error, cuda.Error):
-        return EngineUnavailable(
+        raise EngineUnavailable(
             f"the GPU failed during the search: {error}",
             hint="--engine cpu; please report it with the driver's version",
-        )
-    return error
+        ) from error

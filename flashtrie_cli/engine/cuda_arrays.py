@@ -92,7 +92,7 @@ class DeviceSearch:
         self._session = SearchSession(
             trie, *grids.shape, plan, GridType(grids.token_bytes, grids.logprob_bytes)
         )
-        self._module = _module(trie.device)
+        self._device = trie.device
         self._launches: dict[tuple[int, int], PreparedLaunch] = {}
         count, hits, session = grids.shape[0], self._session.result_capacity, self._session
 
@@ -118,22 +118,23 @@ class DeviceSearch:
 
     def _prepare(self, grids: DeviceGrids) -> PreparedLaunch:
         launch, record = self._session.prepare(grids.tokens, grids.logprobs, grids.shape[0])
-        function = self._module.kernel(launch.kernel, launch.shared_bytes)
+        part = "search_parts" if launch.kernel.startswith("parts_") else "search"
+        function = _module(self._device, part).kernel(launch.kernel, launch.shared_bytes)
         blocks = launch.num_groups * launch.blocks_per_group
         parameter: Any = ctypes.create_string_buffer(record, len(record))
         return PreparedLaunch(function, (blocks, 1, 1), launch.num_threads, launch.shared_bytes, parameter)
 
 
-_modules: dict[int, KernelModule] = {}
+_modules: dict[tuple[int, str], KernelModule] = {}
 
 
-def _module(device: Device) -> KernelModule:
-    module = _modules.get(device.ordinal)
+def _module(device: Device, part: str) -> KernelModule:
+    module = _modules.get((device.ordinal, part))
     if module is None:
         failed: EngineUnavailable | None = None
-        for image, _ in kernel_images("search", device):
+        for image, _ in kernel_images(part, device):
             try:
-                module = _modules[device.ordinal] = KernelModule(image)
+                module = _modules[device.ordinal, part] = KernelModule(image)
                 break
             except EngineUnavailable as error:
                 failed = error

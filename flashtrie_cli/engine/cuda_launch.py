@@ -29,8 +29,9 @@ def driver() -> Any:
             raise EngineUnavailable(
                 "no NVIDIA driver here (libcuda.so.1 is missing)", hint="--engine cpu needs no GPU"
             ) from None
+        code = library.cuInit(0)
         _driver = library
-        check(library.cuInit(0), "cuInit")
+        check(code, "cuInit")
     return _driver
 
 

@@ -100,7 +100,9 @@ def fill_plan(search: npt.NDArray[Any], plan: SearchPlan, length_factors: int) -
 
 
 PACKED = np.dtype([(name, "u8") for name in
-                   ("hit_offsets", "key_ids", "scores", "normalised_scores", "token_offsets", "tokens")])  # fmt: skip
+                   ("hit_offsets", "key_ids", "scores", "normalised_scores", "token_offsets", "tokens", "begin",
+                    "before", "after", "told", "bad_slots")])  # fmt: skip
+"""Where a chunk's answers go, flat."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from flashtrie_cli.engine.cuda_paper_layout import (
     join_answers,
     position_lists,
 )
-from flashtrie_cli.engine.cuda_pipeline import pinned
+from flashtrie_cli.engine.cuda_pinned import pinned
 from flashtrie_cli.errors import EngineUnavailable, UsageError
 from flashtrie_cli.query.plan import SearchPlan
 from flashtrie_cli.query.results import SearchResults

@@ -1,311 +1,200 @@
-"""Searches from host arrays to host arrays: pinned buffers, two streams that take turns, answers packed on the GPU."""
+"""Searches of batches from host arrays to host arrays: three lanes take turns, so that copies and kernels overlap.
+
+Answers come to pinned memory that the caller then owns (``cuda_slabs``), each array at its place in the answer of the
+whole batch: the host copies nothing.
+"""
 
 from __future__ import annotations
 
-import sys
-import weakref
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flashtrie_cli.engine.cuda_layout import NO_SLOT, PACKED
-from flashtrie_cli.engine.cuda_session import GridType, SearchSession
+from flashtrie_cli.engine.cuda_lane import Answer, Lane, answer_parts
+from flashtrie_cli.engine.cuda_native import copy_arrays
+from flashtrie_cli.engine.cuda_pinned import is_pinned
+from flashtrie_cli.engine.cuda_slabs import LENT_SLABS, SlabParts, SlabPool
 from flashtrie_cli.engine.cuda_trie import DeviceTrie
-from flashtrie_cli.engine.protocol import bad_logprob_message
-from flashtrie_cli.errors import EngineUnavailable, InputError
 from flashtrie_cli.query.plan import SearchPlan
 from flashtrie_cli.query.results import SearchResults
 
-_CHUNK_QUERIES = 4096
+_NUM_LANES = 3
+_CHUNK_QUERIES = 1056
 _CHUNK_BYTES = 32 << 20
-"""Of a chunk's grids, and of its answers at most: enough to hide the launch, little enough to pin."""
+"""Of a chunk's grids, and of its answers at most: enough to hide the launch and to fill the bus."""
 
-_MAPPED_BYTES = 256 << 10
-"""A query's grid up to this size is fetched from the host's memory by the kernel: no copy to wait for."""
+_ROUND_BYTES = 1 << 30
+"""Of the answers at most that are in pinned memory at once; a larger batch goes in rounds, and is copied."""
 
+_MIN_LENT_BYTES = 256 << 10
+"""A smaller answer is copied, and its slab free for the next one."""
 
-_pinned_ranges: dict[int, int] = {}
-
-
-def pinned(length: int, dtype: Any) -> tuple[npt.NDArray[Any], int]:
-    """A pinned array that the GPU can reach, and its device address."""
-    import pycuda.driver as cuda
-
-    try:
-        array = cuda.pagelocked_empty(max(length, 1), dtype, mem_flags=cuda.host_alloc_flags.DEVICEMAP)
-    except cuda.Error as error:
-        raise EngineUnavailable(f"no memory to pin for the GPU: {error}", hint="a smaller batch") from None
-    return array, int(array.base.get_device_pointer())
+_RESERVED = 2
+"""Multiprocessors that the search of a chunk leaves alone: it would take every place there is as the chunk before ends,
+and keep the packing of that one waiting (measured on an H200)."""
 
 
-def pinned_empty(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-    """An array in pinned memory. Grids that lie in such arrays are not copied on the host before they go over."""
-    array, _ = pinned(int(np.prod(shape)), dtype)
-    begin = array.ctypes.data
-    _pinned_ranges[begin] = begin + array.nbytes
-    weakref.finalize(array.base, _pinned_ranges.pop, begin, None)
-    return array[: int(np.prod(shape))].reshape(shape)
+def chunks(num_queries: int, first: int, most: int) -> Iterator[int]:
+    """How a batch is cut: small chunks at both ends, since nothing hides the first copies and the last ones.
 
-
-def _is_pinned(array: npt.NDArray[Any]) -> bool:
-    address = array.ctypes.data
-    ranges = _pinned_ranges.copy()  # the collector may take one out at any time
-    return any(begin <= address and address + array.nbytes <= end for begin, end in ranges.items())
-
-
-class _Answers:
-    """Where the answers of consecutive chunks are put together, each copied once. ``num_queries`` in all."""
-
-    def __init__(self, num_queries: int, result_limit: int, depth: int):
-        hits = num_queries * result_limit
-        # Memory that is not written to is not taken, so room for the most that there can be costs nothing.
-        self.hit_offsets = np.zeros(num_queries + 1, np.int64)
-        self.key_ids, self.scores = np.empty(hits, np.uint32), np.empty(hits, np.float32)
-        self.normalised_scores = np.empty(hits, np.float32)
-        self.token_offsets = np.empty(hits + 1, np.int64)
-        self.token_offsets[0] = 0
-        self.tokens = np.empty(hits * depth, np.uint32)
-        self.num_queries = num_queries
-        self.num_hits = self.num_tokens = 0
-        self._own_references = self._references()
-
-    def _references(self) -> list[int]:
-        return [sys.getrefcount(value) for value in vars(self).values() if isinstance(value, np.ndarray)]
-
-    def reuse(self, num_queries: int) -> bool:
-        """Begin anew, where the size is right and nobody holds an array of the answer before any more."""
-        if num_queries != self.num_queries or self._references() != self._own_references:
-            return False
-        self.num_hits = self.num_tokens = 0
-        return True
-
-    def take(self, first_query: int, count: int, lane: _Lane) -> None:
-        hit_offsets, key_ids, scores, normalised_scores, token_offsets, tokens = lane.answers.values()
-        hits = int(hit_offsets[count])
-        length = int(token_offsets[hits])
-        begin, end = self.num_hits, self.num_hits + hits
-        np.add(
-            hit_offsets[1 : count + 1], begin, out=self.hit_offsets[first_query + 1 : first_query + count + 1]
-        )
-        self.key_ids[begin:end] = key_ids[:hits]
-        self.scores[begin:end] = scores[:hits]
-        self.normalised_scores[begin:end] = normalised_scores[:hits]
-        np.add(token_offsets[1 : hits + 1], self.num_tokens, out=self.token_offsets[begin + 1 : end + 1])
-        self.tokens[self.num_tokens : self.num_tokens + length] = tokens[:length]
-        self.num_hits, self.num_tokens = end, self.num_tokens + length
-
-    def result(self) -> SearchResults:
-        hits = self.num_hits
-        return SearchResults(
-            self.hit_offsets, self.key_ids[:hits], self.scores[:hits], self.normalised_scores[:hits],
-            self.token_offsets[: hits + 1], self.tokens[: self.num_tokens],
-        )  # fmt: skip
-
-
-class _Lane:
-    """One stream with a session and its pinned buffers: a chunk of queries under way at a time."""
-
-    def __init__(
-        self, trie: DeviceTrie, num_queries: int, num_steps: int, num_slots: int, plan: SearchPlan, grid: GridType,
-        token_dtype: Any, logprob_dtype: Any, *, times_kernels: bool = False,
-    ):  # fmt: skip
-        import pycuda.driver as cuda
-
-        self._cuda = cuda
-        self.stream, self.done = cuda.Stream(), cuda.Event(cuda.event_flags.DISABLE_TIMING)
-        self._clock = (cuda.Event(), cuda.Event()) if times_kernels else None
-        self.session = SearchSession(trie, num_queries, num_steps, num_slots, plan, grid)
-        self._size = num_queries * num_steps * num_slots
-        self._dtypes = token_dtype, logprob_dtype
-        self._staging: tuple[Any, ...] | None = None
-        self._maps = False
-        self._fetched: Any = None
-        self._on_device: tuple[Any, Any] | None = None
-        hits = num_queries * self.session.result_capacity
-        self.counts, counts_mapped = pinned(3 * num_queries, np.uint32)
-        answers = {
-            "hit_offsets": (num_queries + 1, np.int64), "key_ids": (hits, np.uint32), "scores": (hits, np.float32),
-            "normalised_scores": (hits, np.float32), "token_offsets": (hits + 1, np.int64),
-            "tokens": (hits * self.session.depth, np.uint32),
-        }  # fmt: skip
-        self.answers: dict[str, npt.NDArray[Any]] = {}
-        self._packed = np.zeros((), PACKED)
-        for name, (length, dtype) in answers.items():
-            self.answers[name], self._packed[name] = pinned(length, dtype)
-        outputs = {
-            name: counts_mapped + 4 * num_queries * i
-            for i, name in enumerate(("num_hits", "num_tokens", "bad_slots"))
-        }
-        self.answers["token_offsets"][0] = 0
-        self._is_single = num_queries == 1
-        if self._is_single:  # the answer of one query is flat as it is
-            self._token_ends, outputs["token_ends"] = pinned(hits, np.uint32)
-            names = {"key_ids": "key_ids", "scores": "scores", "normalised_scores": "normalised_scores"}
-            outputs |= {name: int(self._packed[to]) for name, to in names.items()}
-            outputs["hit_tokens"] = int(self._packed["tokens"])
-        self.session.set_outputs(outputs)
-        self.capacity = num_queries
-        self.first_query, self.num_queries = 0, 0
-        self._logprobs: npt.NDArray[Any] = self.answers["scores"]
-
-    def start(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], first_query: int) -> None:
-        """Enqueue the search of these grids, [queries, steps, slots]; both must stay as they are until ``finish``."""
-        count = len(tokens)
-        self.first_query, self.num_queries = first_query, count
-        self._logprobs = logprobs
-        stage = 0
-        if _pinned_ranges and _is_pinned(tokens) and _is_pinned(logprobs):
-            addresses = self._upload(tokens, logprobs)
-        else:
-            addresses, stage = self._stage(tokens, logprobs)
-        if self._clock:
-            self._clock[0].record(self.stream)
-        self.session.launch(*addresses, count, self.stream, stage=stage)
-        if not self._is_single:
-            self.session.pack(self._packed, count, self.stream)
-        if self._clock:
-            self._clock[1].record(self.stream)
-        if not self._is_single:  # else `finish` waits for the stream: one call less
-            self.done.record(self.stream)
-
-    def _stage(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> tuple[tuple[int, int], int]:
-        """Copies grids to pinned memory and on to the device, unless the kernel fetches them; then, where to."""
-        if self._staging is None:
-            self._staging = *pinned(self._size, self._dtypes[0]), *pinned(self._size, self._dtypes[1])
-            self._maps = self._is_single and tokens.nbytes + logprobs.nbytes <= _MAPPED_BYTES
-            if self._maps:
-                self._fetched = self._cuda.mem_alloc(self.session.stage_bytes())
-        pinned_tokens, tokens_mapped, pinned_logprobs, logprobs_mapped = self._staging
-        pinned_tokens[: tokens.size] = tokens.reshape(-1)
-        pinned_logprobs[: logprobs.size] = logprobs.reshape(-1)
-        if self._maps:
-            return (tokens_mapped, logprobs_mapped), int(self._fetched)
-        return self._upload(pinned_tokens[: tokens.size], pinned_logprobs[: logprobs.size]), 0
-
-    def _upload(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> tuple[int, int]:
-        cuda = self._cuda
-        if self._on_device is None:
-            try:
-                sizes = (max(self._size * np.dtype(dtype).itemsize, 16) for dtype in self._dtypes)
-                self._on_device = cuda.mem_alloc(next(sizes)), cuda.mem_alloc(next(sizes))
-            except cuda.MemoryError:
-                raise EngineUnavailable(
-                    "the GPU has no memory left for a batch", hint="a smaller batch"
-                ) from None
-        to_tokens, to_logprobs = self._on_device
-        cuda.memcpy_htod_async(to_tokens, tokens, self.stream)
-        cuda.memcpy_htod_async(to_logprobs, logprobs, self.stream)
-        return int(to_tokens), int(to_logprobs)
-
-    def kernel_ns(self) -> int:
-        """Time of the kernels of the chunk that ``finish`` has waited for; 0 where it is not taken."""
-        return int(1e6 * self._clock[1].time_since(self._clock[0])) if self._clock else 0
-
-    def finish(self, num_steps: int, num_slots: int) -> int:
-        """Wait for the chunk under way; the number of its queries. InputError for the first bad log-prob."""
-        (self.stream if self._is_single else self.done).synchronize()
-        count, self.num_queries = self.num_queries, 0
-        bad_slots = self.counts[2 * self.capacity : 2 * self.capacity + count]
-        if (bad_slots[0] if count == 1 else bad_slots.min()) != NO_SLOT:
-            query = int(np.argmax(bad_slots != NO_SLOT))
-            slot = int(bad_slots[query])
-            value = float(self._logprobs.reshape(-1)[query * num_steps * num_slots + slot])
-            shape = (self.first_query + count, num_steps, num_slots)
-            flat = (self.first_query + query) * num_steps * num_slots + slot
-            raise InputError(bad_logprob_message(flat, shape, value))
-        return count
-
-    def only_answer(self) -> SearchResults:
-        """The answer of the one query, after ``finish``."""
-        num_hits, num_tokens = self.counts[:2].tolist()
-        answers = self.answers
-        token_offsets = np.empty(num_hits + 1, np.int64)
-        token_offsets[0] = 0
-        token_offsets[1:] = self._token_ends[:num_hits]
-        return SearchResults(
-            np.array((0, num_hits), np.int64),
-            answers["key_ids"][:num_hits].copy(), answers["scores"][:num_hits].copy(),
-            answers["normalised_scores"][:num_hits].copy(), token_offsets, answers["tokens"][:num_tokens].copy(),
-        )  # fmt: skip
+    ``first``: queries that the GPU works on at once; ``most``: that a chunk may have. Sizes double towards the middle.
+    """
+    first = min(first, most)
+    ramp: list[int] = []
+    size, left = first, num_queries
+    while size < most and left >= 3 * size:
+        ramp.append(size)
+        left -= 2 * size
+        size = min(2 * size, most)
+    pieces = max(-(-left // most), 1 if ramp or num_queries < 2 * first else 2)
+    yield from ramp
+    yield from (left * (piece + 1) // pieces - left * piece // pieces for piece in range(pieces))
+    yield from reversed(ramp)
 
 
 class HostPipeline:
-    """Searches of one shape and plan from host arrays, in chunks on two lanes, so that copies and kernels overlap."""
+    """Searches of batches of one shape and plan. ``threads`` copy what has to be copied on the host."""
 
     def __init__(
         self, trie: DeviceTrie, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan,
-        *, times_kernels: bool = False,
+        *, slabs: SlabPool, threads: int = 1, times_kernels: bool = False,
     ):  # fmt: skip
-        num_queries, self._num_steps, self._num_slots = tokens.shape
-        depth = min(self._num_steps, trie.depth)
-        grid_bytes = self._num_steps * self._num_slots * (tokens.itemsize + logprobs.itemsize)
-        answer_bytes = plan.result_limit * (20 + 4 * depth)
-        most = max(min(_CHUNK_QUERIES, _CHUNK_BYTES // max(grid_bytes, answer_bytes)), 1)
-        # A large batch is cut in pieces, so that the copies of one overlap with the search of another.
-        self.chunk = max(min(most, -(-num_queries // 4) if num_queries >= 1024 else num_queries), 1)
-        self._result_limit, self._depth = plan.result_limit, depth
+        num_queries, num_steps, num_slots = tokens.shape
+        self._slabs, self._threads = slabs, threads
+        self._hits, self._depth = plan.result_limit, min(num_steps, trie.depth)
+        grid_bytes = num_steps * num_slots * (tokens.itemsize + logprobs.itemsize)
+        self._answer_bytes = plan.result_limit * (20 + 4 * self._depth)
+        self._most = max(min(_CHUNK_QUERIES, _CHUNK_BYTES // max(grid_bytes, self._answer_bytes)), 1)
+        self._capacity = min(num_queries, self._most)
         # Nothing here refers back to the pipeline, or to the first batch: device memory goes when its last owner goes,
         # and not when cycles are collected, maybe on a thread where the driver has no context.
         self._make = partial(
-            _Lane, trie, self.chunk, self._num_steps, self._num_slots, plan,
-            GridType(tokens.itemsize, logprobs.itemsize), tokens.dtype, logprobs.dtype, times_kernels=times_kernels,
-        )  # fmt: skip
+            Lane,
+            trie,
+            self._capacity,
+            num_steps,
+            num_slots,
+            plan,
+            (tokens.dtype, logprobs.dtype),
+            threads=threads,
+        )
         self._lanes = [self._make()]
-        self._answers: _Answers | None = None
-        self._chunks_ns: int | None = None  # of a search in chunks
+        self._first_chunk = self._lanes[0].session.num_groups(self._most, reserved=_RESERVED)
+        self._parts: dict[int, SlabParts] = {}  # of the number of queries that there were last
+        self._small: tuple[int, Answer] | None = (
+            None  # the last small answer's room, and for how many queries
+        )
+        self._last: Lane | None = None  # with the last chunk of the rounds so far
+        self._clock: tuple[Any, Any] | tuple[None, None] = None, None
+        if times_kernels:
+            import pycuda.driver as cuda
+
+            self._clock = cuda.Event(), cuda.Event()
 
     @property
     def last_kernel_ns(self) -> int:
-        """Time of the last search's kernels, summed over its chunks; 0 where it is not taken."""
-        return self._lanes[0].kernel_ns() if self._chunks_ns is None else self._chunks_ns
+        """From the beginning of the last search's first kernel to the end of its last; 0 where it is not taken."""
+        begun, ended = self._clock
+        return int(1e6 * ended.time_since(begun)) if ended is not None else 0
 
     def holds(self, num_queries: int) -> bool:
         """Whether the buffers suit a batch of this size."""
-        return num_queries <= self.chunk or self.chunk >= 256
+        return num_queries <= self._capacity or self._capacity == self._most
 
     def search(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> SearchResults:
         """Results of grids [queries, steps, slots] of the shape and types that the pipeline was made for."""
+        at_once = max(_ROUND_BYTES // self._answer_bytes, 1)
+        self._last = None
+        if len(tokens) > at_once:
+            return self._in_rounds(tokens, logprobs, at_once)
+        results = self._round(tokens, logprobs, 0, (0, 0))
+        if len(tokens) * self._answer_bytes <= _MIN_LENT_BYTES:
+            return SearchResults(*(array.copy() for array in vars(results).values()))
+        used = results.num_hits * 20 + 4 * len(results.tokens)
+        room = len(tokens) * self._answer_bytes
+        if used >= max(room // 2, _MIN_LENT_BYTES) and self._slabs.num_lent <= LENT_SLABS:
+            return results
+        copies = [np.empty_like(array) for array in vars(results).values()]
+        copy_arrays(copies, vars(results).values(), self._threads)
+        return SearchResults(*copies)
+
+    def _in_rounds(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], at_once: int) -> SearchResults:
+        """A batch whose answers are not to be in pinned memory all at the same time."""
         num_queries = len(tokens)
-        if num_queries == self.chunk == 1:
-            return self._search_one(tokens, logprobs)
-        if num_queries > self.chunk and len(self._lanes) == 1:
+        most = num_queries * self._hits
+        # Memory that is not written to is not taken, so room for the most that there can be costs nothing.
+        hit_offsets, token_offsets = np.zeros(num_queries + 1, np.int64), np.zeros(most + 1, np.int64)
+        key_ids, flat = np.empty(most, np.uint32), np.empty(most * self._depth, np.uint32)
+        scores, normalised_scores = np.empty(most, np.float32), np.empty(most, np.float32)
+        hits = length = 0
+        for first in range(0, num_queries, at_once):
+            last = min(first + at_once, num_queries)
+            found = self._round(tokens[first:last], logprobs[first:last], first, (hits, length))
+            end, token_end = hits + found.num_hits, length + len(found.tokens)
+            targets = (
+                hit_offsets[first : last + 1], key_ids[hits:end], scores[hits:end], normalised_scores[hits:end],
+                token_offsets[hits : end + 1], flat[length:token_end],
+            )  # fmt: skip
+            copy_arrays(targets, vars(found).values(), self._threads)
+            hits, length = end, token_end
+        return SearchResults(
+            hit_offsets, key_ids[:hits], scores[:hits], normalised_scores[:hits], token_offsets[: hits + 1],
+            flat[:length],
+        )  # fmt: skip
+
+    def _round(
+        self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], first_query: int, before: tuple[int, int]
+    ) -> SearchResults:
+        """Search these grids; the batch has ``first_query`` queries before them, with so many hits and tokens."""
+        num_queries = len(tokens)
+        sizes = list(chunks(num_queries, self._first_chunk, self._most))
+        while len(self._lanes) < min(len(sizes), _NUM_LANES):
             self._lanes.append(self._make())
-        # Memory written to before costs no page faults: at a thousand hits a query they are most of the copying.
-        answers = self._answers
-        if answers is None or not answers.reuse(num_queries):
-            answers = self._answers = _Answers(num_queries, self._result_limit, self._depth)
-        pending: list[_Lane] = []
-        self._chunks_ns = 0
-
-        def collect() -> None:
-            lane = pending.pop(0)
-            answers.take(lane.first_query, lane.finish(self._num_steps, self._num_slots), lane)
-            self._chunks_ns = (self._chunks_ns or 0) + lane.kernel_ns()
-
+        are_pinned = is_pinned(tokens) and is_pinned(logprobs)
+        reserved = _RESERVED if len(sizes) > 1 else 0
+        answer: Answer | None = None  # made once the GPU has begun to work
+        under_way: list[Lane] = []
+        begin = 0
         try:
-            for at, first in enumerate(range(0, num_queries, self.chunk)):
-                if len(pending) == len(self._lanes):
-                    collect()
-                last = min(first + self.chunk, num_queries)
-                lane = self._lanes[at % len(self._lanes)]
-                pending.append(lane)
-                lane.start(tokens[first:last], logprobs[first:last], first)
-            while pending:
-                collect()
-        finally:
-            for lane in pending:  # an error or Ctrl-C: leave nothing running that writes to these buffers
+            for number, size in enumerate(sizes):
+                is_last = number + 1 == len(sizes)
+                if answer is None and (is_last or number == _NUM_LANES):
+                    answer = self._answer(num_queries, first_query, before)
+                if answer is not None and len(under_way) == len(self._lanes):
+                    under_way.pop(0).deliver(answer)
+                lane, end = self._lanes[number % len(self._lanes)], begin + size
+                under_way.append(lane)
+                lane.start(
+                    tokens[begin:end], logprobs[begin:end], first_query + begin, self._last, are_pinned=are_pinned,
+                    answer=answer if is_last and first_query == 0 else None, reserved=reserved,
+                    begun=self._clock[0] if self._last is None else None, ended=self._clock[1] if is_last else None,
+                )  # fmt: skip
+                self._last, begin = lane, end
+            assert answer is not None
+            while under_way:
+                under_way.pop(0).deliver(answer)
+        finally:  # for the last answers; or after an error or Ctrl-C, so that nothing goes on writing to these buffers
+            for lane in self._lanes[: len(sizes)]:
                 lane.stream.synchronize()
-        return answers.result()
+        return answer.results()
 
-    def _search_one(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> SearchResults:
-        """The shortest way for one query: what Python does here takes as long as a good part of its search."""
-        lane = self._lanes[0]
-        lane.start(tokens, logprobs, 0)
-        try:
-            lane.finish(self._num_steps, self._num_slots)
-        except KeyboardInterrupt:
-            lane.stream.synchronize()
-            raise
-        return lane.only_answer()
+    def _answer(self, num_queries: int, first_query: int, before: tuple[int, int]) -> Answer:
+        """Room for the answer to so many queries: on loan, but for small ones, which are always copied."""
+        if self._small is not None and self._small[0] == num_queries:
+            self._small[1].num_hits = self._small[1].num_tokens = 0
+            return self._small[1]
+        parts = self._parts.get(num_queries)
+        if parts is None:
+            self._parts.clear()
+            parts = self._parts[num_queries] = answer_parts(
+                num_queries, num_queries * self._hits, self._depth
+            )
+        is_small = num_queries * self._answer_bytes <= _MIN_LENT_BYTES and first_query == 0
+        slabs = SlabPool() if is_small else self._slabs
+        answer = Answer(slabs.take(parts.num_bytes), parts, first_query, before)
+        if is_small:
+            self._small = num_queries, answer
+        return answer

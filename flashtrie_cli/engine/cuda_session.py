@@ -19,6 +19,9 @@ _SCAN_PER_SLOT = 64
 """A fan-out beyond this many times the slots is searched once per proposal: scanned labels are that much cheaper."""
 
 
+_KEPT_LAUNCHES = 64
+
+
 @dataclass(frozen=True)
 class GridType:
     """Bytes of a token and of a log-prob in a grid."""
@@ -44,15 +47,15 @@ class SearchSession:
         self.depth = min(num_steps, trie.depth)
         device = trie.device
         shape = Shape(plan.beam_width, plan.result_limit, num_slots, self.depth)
-        self._plan_for = lambda count: plan_launch(
-            shape, count, arch=device.arch, num_multiprocessors=device.num_multiprocessors,
+        self._plan_for = lambda count, reserved=0: plan_launch(
+            shape, count, arch=device.arch, num_multiprocessors=max(device.num_multiprocessors - reserved, 1),
             shared_bytes=device.shared_memory_bytes, kernel=kernel, fan_out=trie.fan_out,
         )  # fmt: skip
         self._module = module or load_kernels("search", device)
         self._is_given = module is not None
-        self._launches: dict[int, Launch] = {}
-        self._ready_for: tuple[int, int, int, int] | None = None
-        self._ready: Any = None
+        self._launches: dict[tuple[int, int], Launch] = {}
+        self._ready: dict[tuple[int, ...], tuple[Any, ...]] = {}
+        self._functions: dict[str, Any] = {}
         self._memory: list[Any] = []
         launch = self._plan_for(max(num_queries, 1))
         self.result_capacity = launch.result_capacity
@@ -116,13 +119,13 @@ class SearchSession:
         """Lets the kernel write some arrays of its answer elsewhere, say into mapped host memory."""
         for name, address in addresses.items():
             self._batch[name] = address
-        self._ready_for = None
+        self._ready.clear()
 
     def set_per_query(self, *, beam_widths: int = 0, result_limits: int = 0, step_counts: int = 0) -> None:
         """Device addresses of uint32 [num_queries]; none may exceed what the session was made for. 0: the plan's."""
         self._batch["beam_widths"], self._batch["result_limits"] = beam_widths, result_limits
         self._batch["step_counts"] = step_counts
-        self._ready_for = None
+        self._ready.clear()
 
     def stage_bytes(self) -> int:
         """Of the memory that ``launch`` fetches a grid to."""
@@ -132,41 +135,55 @@ class SearchSession:
     def set_phases(self, address: int) -> None:
         """Where an instrumented build adds its cycles, int64 [8]."""
         self._batch["phases"] = address
-        self._ready_for = None
+        self._ready.clear()
 
     def launch(
-        self, tokens: int, logprobs: int, num_queries: int, stream: Any = None, *, stage: int = 0
+        self,
+        tokens: int,
+        logprobs: int,
+        num_queries: int,
+        stream: Any = None,
+        *,
+        stage: int = 0,
+        reserved: int = 0,
     ) -> None:
         """Enqueue the search of the first ``num_queries`` grids at these device addresses, on a stream of PyCUDA's.
 
         ``stage``: for one query whose grid lies in mapped host memory, both addresses multiples of 16: device memory
-        of ``stage_bytes``, to which the kernel fetches the grid first.
+        of ``stage_bytes``, to which the kernel fetches the grid first. ``reserved``: multiprocessors to leave alone.
         """
         if num_queries == 0:
             return
-        key = (tokens, logprobs, num_queries, stage)
-        if key != self._ready_for:  # the same buffers again, as in a service, cost one call
-            self._batch["stage"] = stage
-            launch, record = self.prepare(tokens, logprobs, num_queries)
-            function = self._function(launch)
-            self._ready = (
-                function.prepared_async_call, (launch.num_groups * launch.blocks_per_group, 1),
+        key = (tokens, logprobs, num_queries, stage, reserved)
+        ready = self._ready.get(key)
+        if ready is None:  # the same buffers again, as in a service, cost one call
+            launch, record = self.prepare(tokens, logprobs, num_queries, stage=stage, reserved=reserved)
+            if len(self._ready) >= _KEPT_LAUNCHES:
+                self._ready.clear()
+            ready = self._ready[key] = (
+                self._function(launch.kernel).prepared_async_call, (launch.num_groups * launch.blocks_per_group, 1),
                 (launch.num_threads, 1, 1), record, launch.shared_bytes,
             )  # fmt: skip
-            self._ready_for = key
-        call, blocks, threads, record, shared_bytes = self._ready
+        call, blocks, threads, record, shared_bytes = ready
         call(blocks, threads, stream, record, shared_size=shared_bytes)
 
-    def prepare(self, tokens: int, logprobs: int, num_queries: int) -> tuple[Launch, bytes]:
+    def num_groups(self, num_queries: int, *, reserved: int = 0) -> int:
+        """Queries of such a batch that the GPU works on at once."""
+        return self._plan_for(num_queries, reserved).num_groups
+
+    def prepare(
+        self, tokens: int, logprobs: int, num_queries: int, *, stage: int = 0, reserved: int = 0
+    ) -> tuple[Launch, bytes]:
         """What ``launch`` would launch: the kernel with its sizes, and its one parameter."""
-        launch = self._launches.get(num_queries)
+        launch = self._launches.get((num_queries, reserved))
         if launch is None:
-            launch = self._launches[num_queries] = self._plan_for(num_queries)
+            launch = self._launches[num_queries, reserved] = self._plan_for(num_queries, reserved)
         batch = self._batch
         launch.fill(batch)
         batch["history"] = self._history if launch.history_words else 0
         batch["workspace"] = self._workspace
         batch["tokens"], batch["logprobs"], batch["num_queries"] = tokens, logprobs, num_queries
+        batch["stage"] = stage
         return launch, batch.tobytes()
 
     def pack(self, packed: npt.NDArray[Any], num_queries: int, stream: Any = None) -> None:
@@ -176,15 +193,17 @@ class SearchSession:
             (num_queries, 1), (128, 1, 1), stream, self._batch.tobytes(), packed.tobytes(), shared_size=16
         )
 
-    def _function(self, launch: Launch) -> Any:
+    def _function(self, kernel: str) -> Any:
         import pycuda.driver as cuda
 
-        module = self._module
-        if launch.kernel.startswith("parts_") and not self._is_given:
-            module = load_kernels("search_parts", self.trie.device)
-        function = module.get_function(launch.kernel)
-        function.prepare([BATCH])
-        # The function is every session's: as much as there is, not as much as this one needs.
-        most = self.trie.device.shared_memory_bytes
-        function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, most)
+        function = self._functions.get(kernel)
+        if function is None:
+            module = self._module
+            if kernel.startswith("parts_") and not self._is_given:
+                module = load_kernels("search_parts", self.trie.device)
+            function = self._functions[kernel] = module.get_function(kernel)
+            function.prepare([BATCH])
+            # The function is every session's: as much as there is, not as much as this one needs.
+            most = self.trie.device.shared_memory_bytes
+            function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, most)
         return function

@@ -87,7 +87,7 @@ class ArrayStream:
             raise self.fault(f"is not a numpy array: {_first_line(error)}") from None
 
     def _read(self, size: int) -> bytearray:
-        data = bytearray()
+        data = bytearray()  # no more than the file turns out to hold, whatever its header says
         try:
             while len(data) < size:
                 more = self._file.read(min(size - len(data), _READ_SIZE))

@@ -62,7 +62,7 @@ def checked_logprobs(raw: npt.NDArray[Any], first: int) -> npt.NDArray[np.float3
     float64 is rounded: beyond float32's range downward it becomes -inf, an empty slot, upward the error.
     """
     with np.errstate(over="ignore"):
-        grid = raw.astype(np.float32)
+        grid = raw.astype(np.float32, copy=False)
     # One pass for the usual case: the maximum of what holds a NaN is NaN.
     if grid.size and not grid.max() < np.inf:
         query, step, slot = np.argwhere(~(grid < np.inf))[0].tolist()
@@ -72,8 +72,8 @@ def checked_logprobs(raw: npt.NDArray[Any], first: int) -> npt.NDArray[np.float3
 
 
 def checked_tokens(raw: npt.NDArray[Any], first: int) -> npt.NDArray[np.uint32]:
-    """Tokens [n, T, K] of any integer dtype as uint32; -1 and what no index can hold become PADDING."""
-    tokens = raw.astype(np.uint32)
+    """Tokens [n, T, K] of any integer dtype as uint32; -1 and what no index can hold become PADDING, in place."""
+    tokens = raw.astype(np.uint32, copy=False)
     can_exceed = bool(raw.size) and raw.dtype.itemsize > 2
     can_be_negative = bool(raw.size) and raw.dtype.kind == "i"
     if can_be_negative and (lowest := int(raw.min())) < 0:

@@ -38,7 +38,8 @@ def read_array_grids(path: str, limits: Limits, stats: ReadStats) -> Iterator[Gr
             stats.num_keys_read += len(raw_tokens)
             stats.num_text_bytes += raw_tokens.nbytes + raw_logprobs.nbytes
             if limits.steps is not None:
-                raw_tokens, raw_logprobs = raw_tokens[:, : limits.steps], raw_logprobs[:, : limits.steps]
+                raw_tokens = np.ascontiguousarray(raw_tokens[:, : limits.steps])
+                raw_logprobs = np.ascontiguousarray(raw_logprobs[:, : limits.steps])
             try:
                 grid = checked_tokens(raw_tokens, first), checked_logprobs(raw_logprobs, first)
             except BadSlot as problem:

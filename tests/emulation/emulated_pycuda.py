@@ -6,6 +6,7 @@ Enough of ``pycuda.driver`` for the search engine, so that uploads, sessions and
 from __future__ import annotations
 
 import ctypes
+import threading
 import types
 from typing import Any
 
@@ -73,6 +74,7 @@ class EmulatedDriver(types.ModuleType):
     def __init__(self, library: ctypes.CDLL):
         super().__init__("pycuda.driver")
         self.library, self.launched, self.seed = library, [], 0
+        self.captured: list[str] | None = None  # kernels that a stream takes note of instead of running them
         self.shared_bytes, self.arch = 227 << 10, (9, 0)
         self.free_bytes = 1 << 36
         self.most_shared: dict[str, int] = {}  # of each kernel, as last set; all modules are one
@@ -87,7 +89,13 @@ class EmulatedDriver(types.ModuleType):
         class Stream:
             handle = 0
 
+            def __init__(self, flags: int = 0):
+                pass
+
             def synchronize(self) -> None:
+                pass
+
+            def wait_for_event(self, event: Any) -> None:
                 pass
 
         class Event:
@@ -155,6 +163,10 @@ class EmulatedDriver(types.ModuleType):
     def memcpy_htod_async(self, address: Any, array: np.ndarray, stream: Any = None) -> None:
         self.memcpy_htod(address, array)
 
+    def memcpy_dtoh_async(self, array: np.ndarray, address: Any, stream: Any = None) -> None:
+        assert array.flags.c_contiguous
+        ctypes.memmove(array.ctypes.data, int(address), array.nbytes)
+
     def pagelocked_empty(self, shape: Any, dtype: Any, mem_flags: int = 0) -> np.ndarray:
         return np.asarray(HostAllocation(shape, dtype))
 
@@ -162,6 +174,9 @@ class EmulatedDriver(types.ModuleType):
         return types.SimpleNamespace(get_function=lambda name: Function(self, name))
 
     def launch(self, name: str, blocks: int, threads: int, shared: int, arguments: tuple[Any, ...]) -> None:
+        if self.captured is not None:
+            self.captured.append(name)
+            return
         self.seed += 1
         if name != "tag_nodes":
             self.launched.append(name)
@@ -186,3 +201,61 @@ class EmulatedDriver(types.ModuleType):
             size = ctypes.c_size_t(shared)
             code = self.library.emulate_search(batch, name.encode(), blocks, threads, size, self.seed)
         assert code == 0, f"{name} ended with {code}"
+
+
+class NativeCalls:
+    """The driver's C functions that the extension calls, on the emulated machine.
+
+    ``stall``: launches that do nothing; ``delay_s``: that run so much later; ``launch_code``: what a launch returns.
+    """
+
+    def __init__(self, driver: EmulatedDriver):
+        self._driver, self._names = driver, list(KERNELS)
+        self.stall, self.delay_s, self.launch_code, self.launches = False, 0.0, 0, 0
+        self.set_status(600)
+        word, pointer, code = ctypes.c_uint, ctypes.c_void_p, ctypes.c_int
+        launch_type = ctypes.CFUNCTYPE(code, pointer, *[word] * 7, pointer, ctypes.POINTER(pointer), pointer)
+        library = driver.library
+        self._functions = (
+            launch_type(self._launch), library.query_stream, library.synchronize_stream, library.record_event,
+        )  # fmt: skip
+
+    def set_status(self, code: int) -> None:
+        """What a stream's query says from now on."""
+        ctypes.c_int.in_dll(self._driver.library, "stream_status").value = code
+
+    @property
+    def num_recorded(self) -> int:
+        """Events recorded by any test so far."""
+        return ctypes.c_int.in_dll(self._driver.library, "num_recorded").value
+
+    def addresses(self) -> list[int]:
+        return [int(ctypes.cast(function, ctypes.c_void_p).value or 0) for function in self._functions]
+
+    def function_handle(self, launch: Any, stream: int) -> int:
+        self._driver.captured = []
+        launch()
+        (name,), self._driver.captured = self._driver.captured, None
+        return 1 + self._names.index(name)
+
+    def _launch(self, function: int, blocks: int, *rest: Any) -> int:
+        _, _, threads, _, _, shared, _, parameters, _ = rest
+        self.launches += 1
+        if self.stall or self.launch_code:
+            return self.launch_code
+        record = ctypes.string_at(parameters[0], BATCH.itemsize)
+        work = (self._names[function - 1], blocks, threads, shared, (record,))
+        if self.delay_s:
+            threading.Timer(self.delay_s, self._driver.launch, work).start()
+        else:
+            self._driver.launch(*work)
+        return 0
+
+
+class EmulatedClock:
+    """In the place of ``KernelClock``."""
+
+    handles = (8, 16)
+
+    def elapsed_ns(self) -> int:
+        return 125_000

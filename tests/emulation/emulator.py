@@ -213,9 +213,14 @@ class EmulatedEngine:
             np.zeros(num_queries + 1, np.int64), np.zeros(hits, np.uint32), np.zeros(hits, np.float32),
             np.zeros(hits, np.float32), np.zeros(hits + 1, np.int64), np.zeros(tokens, np.uint32),
         )  # fmt: skip
-        packed = np.zeros((), PACKED)
-        for name, array in zip(PACKED.names or (), out, strict=True):
-            packed[name] = array.ctypes.data
+        packed, totals = np.zeros((), PACKED), np.zeros(6, np.uint64)
+        bad_slots = np.zeros(num_queries, np.uint32)
+        for name, array in zip(PACKED.names or (), out, strict=False):
+            packed[name] = array.ctypes.data + (8 if name.endswith("_offsets") else 0)  # which begin with a 0
+        for at, name in enumerate(("before", "after", "told")):
+            packed[name] = totals.ctypes.data + 16 * at
+        packed["begin"] = packed["before"]
+        packed["bad_slots"] = bad_slots.ctypes.data
         code = self.library.emulate_pack(
             ctypes.c_void_p(batch.ctypes.data), ctypes.c_void_p(packed.ctypes.data), 64, seed
         )

@@ -5,11 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import shutil
-import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,30 +15,12 @@ from oracle import built
 from test_search_kernels import many_keys, random_grids
 
 from flashtrie_cli import Index, SearchPlan
-from flashtrie_cli.engine import cuda_arrays, cuda_loader, cuda_pipeline, cuda_trie
+from flashtrie_cli.engine import cuda_arrays, cuda_pipeline, cuda_single, cuda_trie
 from flashtrie_cli.errors import EngineUnavailable, InputError
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "emulation"))
-import emulator
-from emulated_pycuda import EmulatedDriver
+from emulated_pycuda import EmulatedDriver  # isort: skip
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to compile the kernels with")
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return emulator.build(tmp_path_factory.mktemp("emulation"))
-
-
-@pytest.fixture
-def driver(
-    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, install_pycuda: Callable[[Any], None]
-) -> Iterator[EmulatedDriver]:
-    emulated = EmulatedDriver(library)
-    install_pycuda(emulated)
-    monkeypatch.setattr(cuda_loader, "kernel_images", lambda part, device: iter([(b"", "emulated")]))
-    yield emulated
-    cuda_pipeline._pinned_ranges.clear()
 
 
 def both(keys: list[tuple[int, ...]], **options: Any) -> tuple[Index, Index]:
@@ -111,7 +90,7 @@ def test_no_hits_at_all(driver: EmulatedDriver) -> None:
 
 def test_batches_in_chunks_on_two_lanes(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_pipeline, "_CHUNK_QUERIES", 3)
-    monkeypatch.setattr(cuda_pipeline, "_MAPPED_BYTES", 0)
+    monkeypatch.setattr(cuda_single, "MAPPED_BYTES", 0)
     cpu, cuda = both(many_keys(300, 20, 3))
     tokens, logprobs = random_grids((11, 3, 8), 20, 4, 50)
     plan = SearchPlan(beam_width=5)

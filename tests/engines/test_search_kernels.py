@@ -23,7 +23,7 @@ from flashtrie_cli.engine.cuda_layout import Shape, plan_launch
 from flashtrie_cli.errors import UsageError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "emulation"))
-from emulator import EmulatedEngine, build
+from emulator import EmulatedEngine
 
 KERNELS = {
     "search_block": 1, "search_alone": 1, "search_spill": 1, "search_cluster4": 4,
@@ -31,11 +31,6 @@ KERNELS = {
 }  # fmt: skip
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to compile the kernels with")
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return build(tmp_path_factory.mktemp("emulation"))
 
 
 def emulated(library: ctypes.CDLL, index: Index, kernel: str) -> EmulatedEngine:

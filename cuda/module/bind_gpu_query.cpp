@@ -1,0 +1,148 @@
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "bindings.hpp"
+#include "host/gpu_query.hpp"
+#include "host/threads.hpp"
+
+namespace flashtrie {
+namespace {
+
+// A contiguous array's memory, through the buffer protocol: a fifth of the time of the array interfaces.
+class Buffer {
+ public:
+  explicit Buffer(nb::handle array, bool is_written = false) {
+    if (PyObject_GetBuffer(array.ptr(), &view_, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) throw nb::python_error();
+  }
+  Buffer(nb::handle array, size_t num_bytes, bool is_written = false) {
+    if (PyObject_GetBuffer(array.ptr(), &view_, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) throw nb::python_error();
+    if (static_cast<size_t>(view_.len) == num_bytes) return;
+    PyBuffer_Release(&view_);
+    throw std::invalid_argument("an array of another size");
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { PyBuffer_Release(&view_); }
+
+  size_t size() const { return static_cast<size_t>(view_.len); }
+
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(view_.buf);
+  }
+
+ private:
+  Py_buffer view_;
+};
+
+template <typename T>
+T* at(uint64_t address) {
+  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
+}
+
+// Addresses: key ids, scores, normalised scores, token ends, tokens; and three counts.
+GpuAnswer answer_at(const std::vector<uint64_t>& arrays, uint64_t counts) {
+  if (arrays.size() != 5) throw std::invalid_argument("an answer has five arrays");
+  auto* words = at<uint32_t>(counts);
+  return {words, words + 1, words + 2, at<uint32_t>(arrays[0]), at<uint32_t>(arrays[1]), at<uint32_t>(arrays[2]),
+          at<uint32_t>(arrays[3]), at<uint32_t>(arrays[4])};
+}
+
+// Contiguous arrays, in pieces that threads take in turn.
+void copy_arrays(const std::vector<nb::object>& targets, const std::vector<nb::object>& sources, int num_threads) {
+  constexpr uint64_t kPiece = 1 << 20, kBytesAThread = 2 << 20;  // fewer are copied before a thread has begun
+  if (targets.size() != sources.size()) throw std::invalid_argument("as many targets as sources");
+  std::vector<std::unique_ptr<Buffer>> from, to;
+  std::vector<uint64_t> begins = {0};  // in pieces
+  for (size_t i = 0; i < sources.size(); ++i) {
+    from.push_back(std::make_unique<Buffer>(sources[i]));
+    to.push_back(std::make_unique<Buffer>(targets[i], from.back()->size(), true));
+    begins.push_back(begins.back() + (from.back()->size() + kPiece - 1) / kPiece);
+  }
+  uint64_t num_bytes = 0;
+  for (const auto& buffer : from) num_bytes += buffer->size();
+  num_threads = static_cast<int>(std::min<uint64_t>(num_threads, 1 + num_bytes / kBytesAThread));
+  without_gil([&] {
+    parallel_for(begins.back(), 1, num_threads, [&](int, uint64_t piece, uint64_t) {
+      const size_t which = std::upper_bound(begins.begin(), begins.end(), piece) - begins.begin() - 1;
+      const size_t at = (piece - begins[which]) * kPiece;
+      std::memcpy(to[which]->as<char>() + at, from[which]->as<char>() + at, std::min<size_t>(kPiece, from[which]->size() - at));
+    });
+  });
+}
+
+void check_signals() {
+  nb::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+}  // namespace
+
+void bind_gpu_query(nb::module_& m) {
+  m.def("copy_arrays", &copy_arrays, nb::arg("targets"), nb::arg("sources"), nb::arg("num_threads"));
+  nb::class_<GpuQuery>(m, "GpuQuery", "Searches of one query at a time on a GPU, launched without Python between.")
+      .def(
+          "__init__",
+          [](GpuQuery* self, const std::vector<uint64_t>& driver, uint64_t function, uint64_t stream,
+             const std::vector<uint64_t>& events, const std::vector<unsigned>& shape,
+             const std::vector<nb::bytes>& records, const std::vector<uint64_t>& staging,
+             const std::vector<uint64_t>& staging_bytes, const std::vector<std::vector<uint64_t>>& answers,
+             const std::vector<uint64_t>& counts, uint32_t most_hits, uint32_t most_tokens) {
+            if (driver.size() != 4 || events.size() != 2 || shape.size() != 3 || records.size() != 2 || staging.size() != 2 ||
+                staging_bytes.size() != 2 || answers.size() != 2 || counts.size() != 2)
+              throw std::invalid_argument("four functions, three sizes, two of everything else");
+            GpuDriver calls{};
+            calls.launch = reinterpret_cast<decltype(calls.launch)>(static_cast<uintptr_t>(driver[0]));
+            calls.query = reinterpret_cast<decltype(calls.query)>(static_cast<uintptr_t>(driver[1]));
+            calls.synchronize = reinterpret_cast<decltype(calls.synchronize)>(static_cast<uintptr_t>(driver[2]));
+            calls.record = reinterpret_cast<decltype(calls.record)>(static_cast<uintptr_t>(driver[3]));
+            GpuLaunch launch{at<void>(function), at<void>(stream), {at<void>(events[0]), at<void>(events[1])}, shape[0], shape[1], shape[2], {}};
+            for (int turn = 0; turn < 2; ++turn) {
+              const auto* bytes = reinterpret_cast<const unsigned char*>(records[turn].c_str());
+              launch.records[turn].assign(bytes, bytes + records[turn].size());
+            }
+            new (self) GpuQuery(calls, std::move(launch), at<void>(staging[0]), staging_bytes[0], at<void>(staging[1]),
+                                staging_bytes[1], answer_at(answers[0], counts[0]), answer_at(answers[1], counts[1]),
+                                most_hits, most_tokens);
+          },
+          nb::kw_only(), nb::arg("driver"), nb::arg("function"), nb::arg("stream"), nb::arg("events"), nb::arg("shape"), nb::arg("records"),
+          nb::arg("staging"), nb::arg("staging_bytes"), nb::arg("answers"), nb::arg("counts"), nb::arg("most_hits"),
+          nb::arg("most_tokens"))
+      .def(
+          "start",
+          [](GpuQuery& self, nb::handle tokens, nb::handle logprobs) {
+            const Buffer from_tokens(tokens, self.token_bytes()), from_logprobs(logprobs, self.logprob_bytes());
+            return self.start(from_tokens.as<void>(), from_logprobs.as<void>());
+          },
+          nb::arg("tokens"), nb::arg("logprobs"), "The driver's code; 0 where the search is under way.")
+      .def(
+          "finish",
+          [](GpuQuery& self, nb::handle key_ids, nb::handle scores, nb::handle normalised_scores,
+             nb::handle token_offsets, nb::handle tokens) {
+            const size_t hits = self.most_hits();
+            const Buffer ids(key_ids, 4 * hits, true), totals(scores, 4 * hits, true),
+                normalised(normalised_scores, 4 * hits, true), offsets(token_offsets, 8 * (hits + 1), true),
+                flat(tokens, size_t{4} * self.most_tokens(), true);
+            const GpuHits to{ids.as<uint32_t>(), totals.as<uint32_t>(), normalised.as<uint32_t>(), offsets.as<int64_t>(),
+                             flat.as<uint32_t>()};
+            GpuOutcome outcome;
+            int code = 0;
+            bool has_failed = false;
+            {
+              nb::gil_scoped_release release;
+              try {
+                outcome = self.finish(to, check_signals);
+              } catch (const GpuError& error) {
+                has_failed = true;
+                code = error.code;
+              }
+            }
+            if (has_failed) throw std::runtime_error("the kernel ended with " + std::to_string(code));
+            return nb::make_tuple(outcome.num_hits, outcome.num_tokens, outcome.bad_slot);
+          },
+          nb::arg("key_ids"), nb::arg("scores"), nb::arg("normalised_scores"), nb::arg("token_offsets"), nb::arg("tokens"),
+          "Numbers of hits and tokens, and the first slot with a bad log-prob or 0xFFFFFFFF.");
+}
+
+}  // namespace flashtrie

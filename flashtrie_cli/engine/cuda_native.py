@@ -1,0 +1,106 @@
+"""A query's launch by the extension: no Python between the caller's arrays and the driver.
+
+Modules, memory, streams and the context are PyCUDA's. It keeps its function handles to itself, but what a stream
+captures can be asked which function it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy.typing as npt
+
+from flashtrie_cli.engine.cpu import native
+from flashtrie_cli.engine.cuda_launch import check, driver
+from flashtrie_cli.errors import EngineUnavailable
+
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+class _KernelNode(ctypes.Structure):
+    """Twin of CUDA_KERNEL_NODE_PARAMS, with room for what later versions add behind it."""
+
+    _fields_ = (("function", ctypes.c_void_p), ("_rest", ctypes.c_uint64 * 15))
+
+
+def function_handle(launch: Callable[[], None], stream: int) -> int:
+    """The driver's handle of the kernel that ``launch()`` would launch on ``stream``; nothing runs."""
+    library = driver()
+    graph, node, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t(1)
+    begun = library.cuStreamBeginCapture_v2(ctypes.c_void_p(stream), _RELAXED)
+    check(begun, "cuStreamBeginCapture")
+    try:
+        launch()
+    finally:
+        ended = library.cuStreamEndCapture(ctypes.c_void_p(stream), ctypes.byref(graph))
+    check(ended, "cuStreamEndCapture")
+    try:
+        found = _KernelNode()
+        check(library.cuGraphGetNodes(graph, ctypes.byref(node), ctypes.byref(count)), "cuGraphGetNodes")
+        code = library.cuGraphKernelNodeGetParams(node, ctypes.byref(found))
+        check(code, "cuGraphKernelNodeGetParams")
+    finally:
+        library.cuGraphDestroy(graph)
+    if not found.function:
+        raise EngineUnavailable("a captured launch does not say what it launches")
+    return int(found.function)
+
+
+def driver_calls() -> list[int]:
+    """Addresses of the driver's functions, as ``GpuQuery`` takes them."""
+    library = driver()
+    names = ("cuLaunchKernel", "cuStreamQuery", "cuStreamSynchronize", "cuEventRecord")
+    return [int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0) for name in names]
+
+
+class KernelClock:
+    """Two events of the driver's own, since PyCUDA keeps what its events are to itself."""
+
+    def __init__(self) -> None:
+        self._events = ctypes.c_void_p(), ctypes.c_void_p()
+        for event in self._events:
+            check(driver().cuEventCreate(ctypes.byref(event), 0), "cuEventCreate")
+
+    @property
+    def handles(self) -> list[int]:
+        return [int(event.value or 0) for event in self._events]
+
+    def elapsed_ns(self) -> int:
+        """From the first event to the second, once that is over."""
+        begun, ended = self._events
+        milliseconds = ctypes.c_float()
+        check(driver().cuEventSynchronize(ended), "cuEventSynchronize")
+        check(driver().cuEventElapsedTime(ctypes.byref(milliseconds), begun, ended), "cuEventElapsedTime")
+        return int(1e6 * milliseconds.value)
+
+    def __del__(self) -> None:
+        for event in self._events:
+            if event.value:
+                driver().cuEventDestroy_v2(event)
+
+
+def gpu_query(
+    launch: Callable[[], None], stream: int, *, times_kernels: bool = False, **parts: Any
+) -> tuple[Any, KernelClock | None] | None:
+    """The extension's ``GpuQuery`` over the kernel that ``launch()`` launches, and the clock that it runs by if wanted.
+
+    None where the extension or one of the driver's functions is missing: searches then go by PyCUDA's launch.
+    """
+    try:
+        clock = KernelClock() if times_kernels else None
+        query = native().GpuQuery(
+            driver=driver_calls(), function=function_handle(launch, stream), stream=stream,
+            events=clock.handles if clock else [0, 0], **parts,
+        )  # fmt: skip
+    except (AttributeError, EngineUnavailable):  # ctypes' word for a function that the library lacks
+        return None
+    return query, clock
+
+
+def copy_arrays(
+    targets: Iterable[npt.NDArray[Any]], sources: Iterable[npt.NDArray[Any]], threads: int
+) -> None:
+    """Copy contiguous arrays of the same sizes, in pieces, on several threads."""
+    native().copy_arrays(list(targets), list(sources), threads)

@@ -1,0 +1,174 @@
+"""Batches on the emulated machine: chunks on lanes, rounds, and who owns the answers' memory."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_search_cuda_emulated import both
+from test_search_kernels import many_keys, random_grids
+
+from flashtrie_cli import SearchPlan
+from flashtrie_cli.engine import cuda_pipeline
+from flashtrie_cli.engine.cuda_lane import answer_parts
+from flashtrie_cli.engine.cuda_native import copy_arrays
+from flashtrie_cli.engine.cuda_pipeline import chunks
+from flashtrie_cli.engine.cuda_slabs import SlabPool
+from flashtrie_cli.errors import EngineUnavailable, InputError
+
+from emulated_pycuda import EmulatedDriver  # isort: skip
+
+PLAN = SearchPlan(beam_width=6)
+
+
+@pytest.fixture
+def small_chunks(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> EmulatedDriver:
+    """Chunks of three queries at most, and answers of any size lent."""
+    monkeypatch.setattr(cuda_pipeline, "_CHUNK_QUERIES", 3)
+    monkeypatch.setattr(cuda_pipeline, "_MIN_LENT_BYTES", 0)
+    return driver
+
+
+@given(st.integers(1, 5000), st.integers(1, 300), st.integers(1, 1500))
+def test_chunks_make_the_batch(num_queries: int, first: int, most: int) -> None:
+    sizes = list(chunks(num_queries, first, most))
+    assert sum(sizes) == num_queries
+    assert all(0 < size <= most for size in sizes)
+
+
+def test_chunks_begin_and_end_short() -> None:
+    assert list(chunks(4096, 256, 1056)) == [256, 512, 853, 853, 854, 512, 256]
+    assert list(chunks(1100, 256, 1056)) == [256, 588, 256]
+    assert list(chunks(1024, 260, 1056)) == [260, 504, 260]
+    assert list(chunks(600, 256, 1056)) == [300, 300]
+    assert list(chunks(500, 256, 1056)) == [500]
+    assert list(chunks(5, 256, 3)) == [2, 3]
+
+
+@pytest.mark.parametrize("queries", [2, 3, 6, 7, 20])
+def test_chunks_on_lanes_one_after_another(small_chunks: EmulatedDriver, queries: int) -> None:
+    """Batches of all sizes in turn: what a chunk counts from must not be that of the batch before."""
+    cpu, cuda = both(many_keys(300, 20, 3))
+    for turn in range(3):
+        grid = random_grids((queries, 3, 8), 20 if turn != 1 else 400, turn, 50)
+        assert cuda.search(*grid, PLAN).identical(cpu.search(*grid, PLAN))
+
+
+def test_rounds(small_chunks: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cuda = both(many_keys(300, 20, 3))
+    grid = random_grids((23, 3, 8), 20, 4, 50)
+    expected = cpu.search(*grid, PLAN)
+    for queries in (1, 2, 7):
+        monkeypatch.setattr(cuda_pipeline, "_ROUND_BYTES", queries * 6 * (20 + 4 * 3))
+        found = cuda.search(*grid, PLAN)
+        assert found.identical(expected)
+        assert cuda.engine._slabs.num_lent == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("bad", [0, 4, 10])
+def test_a_bad_logprob_in_any_chunk(small_chunks: EmulatedDriver, bad: int) -> None:
+    cpu, cuda = both(many_keys(300, 20, 3))
+    tokens, logprobs = random_grids((11, 3, 8), 20, 4, 50)
+    wrong = logprobs.copy()
+    wrong[bad, 2, 5] = np.inf
+    for _ in range(2):
+        with pytest.raises(InputError, match=f"query {bad}, step 2, slot 5"):
+            cuda.search(tokens, wrong, PLAN)
+        assert cuda.search(tokens, logprobs, PLAN).identical(cpu.search(tokens, logprobs, PLAN))
+
+
+def lent(cuda: Any) -> int:
+    return int(cuda.engine._slabs.num_lent)
+
+
+def test_answers_are_lent_until_their_last_array_goes(small_chunks: EmulatedDriver) -> None:
+    _, cuda = both(many_keys(300, 20, 3))
+    grid = random_grids((7, 3, 8), 20, 4, 50)
+    found: Any = cuda.search(*grid, PLAN)
+    assert lent(cuda) == 1
+    tokens = found.tokens[3:9]
+    del found
+    assert lent(cuda) == 1
+    second = cuda.search(*grid, PLAN)
+    assert lent(cuda) == 2
+    del tokens, second
+    assert lent(cuda) == 0
+    assert len(cuda.engine._slabs.free) == 2  # type: ignore[attr-defined]
+    assert cuda.search(*grid, PLAN).num_hits > 0
+    assert len(cuda.engine._slabs.free) == 2  # type: ignore[attr-defined]
+
+
+def test_past_a_limit_answers_are_copied(
+    small_chunks: EmulatedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu, cuda = both(many_keys(300, 20, 3))
+    grids = [random_grids((7, 3, 8), 20, seed, 50) for seed in range(4)]
+    found = [cuda.search(*grid, PLAN) for grid in grids]
+    assert lent(cuda) == 2
+    assert all(answer.identical(cpu.search(*grid, PLAN)) for answer, grid in zip(found, grids, strict=True))
+
+
+def test_much_room_for_few_hits_is_not_lent(small_chunks: EmulatedDriver) -> None:
+    cpu, cuda = both([(1,), (1, 2)])
+    grid = random_grids((7, 3, 8), 20, 4, 50)
+    found = cuda.search(*grid, PLAN)
+    assert found.identical(cpu.search(*grid, PLAN))
+    assert lent(cuda) == 0
+
+
+def test_answers_outlive_their_engine(small_chunks: EmulatedDriver) -> None:
+    cpu, cuda = both(many_keys(300, 20, 3))
+    grid = random_grids((7, 3, 8), 20, 4, 50)
+    found = cuda.search(*grid, PLAN)
+    del cuda
+    gc.collect()
+    assert found.identical(cpu.search(*grid, PLAN))
+
+
+def test_slabs_are_used_again_when_they_suit(driver: EmulatedDriver) -> None:
+    pool = SlabPool()
+    small, large = pool.take(1000), pool.take(1 << 20)
+    places = [slab.__array_interface__["data"][0] for slab in (small, large)]
+    del small, large
+    assert pool.num_lent == 0
+    again = pool.take(1 << 19)
+    assert again.__array_interface__["data"][0] == places[1]
+    assert pool.take(500).__array_interface__["data"][0] == places[0]
+    assert len(pool.free) == 1
+    pool.take(1 << 24)  # suits neither
+    assert [memory.nbytes for memory in pool.free] == [1 << 24]
+
+
+def test_no_memory_to_pin(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise driver.MemoryError("out of memory")
+
+    monkeypatch.setattr(driver, "pagelocked_empty", fail)
+    with pytest.raises(EngineUnavailable, match=r"no memory to pin.*a smaller batch"):
+        SlabPool().take(1000)
+
+
+def test_parts_do_not_overlap(driver: EmulatedDriver) -> None:
+    parts = answer_parts(5, 17, 3)
+    arrays = parts.arrays(SlabPool().take(parts.num_bytes))
+    for value, array in enumerate(arrays.values()):
+        array[:] = value
+    assert [set(array.tolist()) for array in arrays.values()] == [{value} for value in range(6)]
+    assert [len(array) for array in arrays.values()] == [6, 17, 17, 17, 18, 51]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_arrays_are_copied_whole(threads: int) -> None:
+    rng = np.random.default_rng(1)
+    sources = [rng.integers(0, 255, size, np.uint8) for size in (0, 1, 1 << 20, (5 << 20) + 3)]
+    sources.append(rng.random(300_000))
+    targets = [np.zeros_like(source) for source in sources]
+    copy_arrays(targets, sources, threads)
+    for target, source in zip(targets, sources, strict=True):
+        np.testing.assert_array_equal(target, source)
+    with pytest.raises(ValueError, match="another size"):
+        copy_arrays([np.zeros(3)], [np.zeros(4)], 1)
