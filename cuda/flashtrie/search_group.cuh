@@ -93,7 +93,10 @@ class GroupSearch : private SearchState {
   FT_DEVICE uint32_t take_slots(uint32_t row);
   FT_DEVICE void clear_row(uint32_t row, uint32_t place, uint32_t count);
   FT_DEVICE uint32_t put_slot(uint32_t row, uint32_t slot, uint32_t token, float logprob);
-  FT_DEVICE void stage_rows();
+  FT_DEVICE uint64_t token_quads() const;
+  FT_DEVICE uint64_t grid_quads() const;
+  FT_DEVICE simt::Quad staged_part(uint64_t part) const;
+  FT_DEVICE void stage_rows(simt::Quad first);
   FT_DEVICE void prefetch_rows() const;
   FT_DEVICE uint32_t load_token(uint64_t at) const;
   FT_DEVICE float load_logprob(uint64_t at) const;
@@ -344,10 +347,13 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::begin(uint32_t query) {
   grid_ = static_cast<uint64_t>(query) * batch_.num_steps * batch_.num_slots;
   tokens_ = batch_.tokens;
   logprobs_ = batch_.logprobs;
-  if (batch_.stage)
-    stage_rows();
-  else
-    prefetch_rows();
+  // What comes over the bus is on its way while memory is cleared: of the grid a part a thread, and the first slots.
+  const bool is_staged = batch_.stage != nullptr;
+  const simt::Quad staged = is_staged ? staged_part(simt::rank<kBlocks>() * kWarps * 32 + me) : simt::Quad{};
+  if (!is_staged) prefetch_rows();
+  const bool mine = num_steps_ > 0 && me < batch_.num_slots;
+  const uint32_t token = mine ? load_token(grid_ + me) : kNoToken;
+  const float logprob = mine ? load_logprob(grid_ + me) : -INFINITY;
 #pragma unroll 2
   for (uint32_t i = me; i < kBinWords / 4; i += simt::num_threads())
     reinterpret_cast<simt::Quad*>(result_histogram())[i] = {0, 0, 0, 0};
@@ -366,14 +372,15 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::begin(uint32_t query) {
   num_label_groups_ = batch_.root_table && num_beams_ ? batch_.num_slots : num_beams_ ? num_groups(root) : 0;
   round_ = 0;
   step_ = 0;
-  // The first slots are on their way while memory is cleared.
-  const bool mine = num_steps_ > 0 && me < batch_.num_slots;
-  const uint32_t token = mine ? load_token(grid_ + me) : kNoToken;
-  const float logprob = mine ? load_logprob(grid_ + me) : -INFINITY;
   clear_row(0, me, kWarps * 32);
   clear_row(1, me, kWarps * 32);
   if (me == 0) beam_starts(0)[0] = 0;
-  simt::sync_block();
+  if (is_staged) {
+    stage_rows(staged);
+    simt::sync_group<kBlocks>();
+  } else {
+    simt::sync_block();
+  }
   if (num_steps_ > 0) {
     const uint32_t best = simt::reduce_max(mine ? put_slot(0, me, token, logprob) : 0);
     if (simt::lane() == 0) simt::atomic_max(&control().best_logprobs[0], best);

@@ -86,18 +86,36 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::check_rows(uint32_t from) {
     if (!(load_logprob(grid_ + i) < INFINITY)) simt::atomic_max(&control().bad_slot, ~static_cast<uint32_t>(i));
 }
 
-// Fetches the only query's grid from the host's memory, all of it at once: one wait for the bus instead of one a row.
+// 16-byte parts of the only query's tokens, which lie in the host's memory, and of both tokens and log-probs.
 template <int kBlocks, int kWarps, Mode kMode>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::stage_rows() {
-  const uint64_t slots = static_cast<uint64_t>(num_steps_) * batch_.num_slots;
-  const uint64_t token_quads = (slots * batch_.token_bytes + 15) / 16, logprob_quads = (slots * batch_.logprob_bytes + 15) / 16;
+FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kMode>::token_quads() const {
+  return (static_cast<uint64_t>(num_steps_) * batch_.num_slots * batch_.token_bytes + 15) / 16;
+}
+
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE uint64_t GroupSearch<kBlocks, kWarps, kMode>::grid_quads() const {
+  return token_quads() + (static_cast<uint64_t>(num_steps_) * batch_.num_slots * batch_.logprob_bytes + 15) / 16;
+}
+
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE simt::Quad GroupSearch<kBlocks, kWarps, kMode>::staged_part(uint64_t part) const {
+  const uint64_t tokens = token_quads();
+  if (part >= grid_quads()) return {};
+  return part < tokens ? static_cast<const simt::Quad*>(batch_.tokens)[part] : static_cast<const simt::Quad*>(batch_.logprobs)[part - tokens];
+}
+
+// Fetches the only query's grid from the host's memory, all of it at once: one wait for the bus instead of one a row. `first`
+// is the thread's first part. Behind a barrier of the group all of it is there.
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::stage_rows(simt::Quad first) {
   simt::Quad* to = reinterpret_cast<simt::Quad*>(batch_.stage);
+  const uint64_t count = grid_quads();
+  uint64_t part = simt::rank<kBlocks>() * kWarps * 32 + simt::thread();
+  if (part < count) to[part] = first;
 #pragma unroll 1
-  for (uint64_t i = simt::rank<kBlocks>() * kWarps * 32 + simt::thread(); i < token_quads + logprob_quads; i += kBlocks * kWarps * 32)
-    to[i] = i < token_quads ? static_cast<const simt::Quad*>(tokens_)[i] : static_cast<const simt::Quad*>(logprobs_)[i - token_quads];
+  while ((part += kBlocks * kWarps * 32) < count) to[part] = staged_part(part);
   tokens_ = to;
-  logprobs_ = to + token_quads;
-  simt::sync_group<kBlocks>();
+  logprobs_ = to + token_quads();
 }
 
 // All rows of the query come to the second-level cache while the first ones are worked on.
