@@ -22,7 +22,7 @@ constexpr uint64_t kNoKey = ~uint64_t(0);   // above all keys; its cost is above
 struct DraftLists {
   float* costs;   // [num_depths + 2, stride]
   uint32_t* ids;  // [num_depths + 2, stride]
-  int stride;     // top_k + 2
+  int stride;     // top_k + 2 rounded up to a power of two
 };
 
 __device__ __forceinline__ uint64_t cost_key(uint32_t cost, uint32_t parent, uint32_t rank) {
@@ -32,35 +32,34 @@ __device__ __forceinline__ uint64_t cost_key(uint32_t cost, uint32_t parent, uin
 __device__ __forceinline__ uint32_t key_cost(uint64_t key) { return static_cast<uint32_t>(key >> 32); }
 __device__ __forceinline__ uint32_t key_parent(uint64_t key) { return (static_cast<uint32_t>(key) >> 8) - 1; }
 
-// What growing needs in shared memory.
-struct GrowShared {
-  uint64_t* keys;    // [N] the best nodes so far, ascending
-  uint64_t* list;    // [list_capacity] what a round finds places for
-  uint32_t* costs;   // [list_capacity] their costs, aligned to 16 bytes; behind them those of kNoKey
-  uint32_t* origins; // [list_capacity] where the lists have it << 16 | old place of one of the best so far, or 0xffff
-  uint32_t* places;  // [N] where the lists have a node
-  uint32_t* moved;   // [N] new places of the best so far
-  uint32_t* level;   // [N] the nodes of the deepest level, ascending
-  uint32_t* claims;  // [N] whether a place is taken in this round
-  uint32_t* count;   // of the list
+// Most nodes and candidates that a round finds places for: those of 256 nodes that have fewer than 256 before them, with
+// 32 candidates each (list_capacity of cuda_draft_layout.py), rounded up.
+constexpr int kMostListed = 1040;
 
-  __device__ GrowShared(unsigned char* memory, int num_nodes, int list_capacity) {
-    keys = reinterpret_cast<uint64_t*>(memory);
-    list = keys + (num_nodes + 1) / 2 * 2;
-    costs = reinterpret_cast<uint32_t*>(list + list_capacity);
-    origins = costs + list_capacity;
-    places = origins + list_capacity;
-    moved = places + num_nodes;
-    level = moved + num_nodes;
-    claims = level + num_nodes;
-    count = claims + num_nodes;
-  }
+// What growing needs in shared memory; of one size, so that addresses need no registers.
+struct GrowShared {
+  uint64_t keys[kDraftMaxNodes];                // the best nodes so far, ascending
+  uint64_t list[kMostListed];                   // what a round finds places for
+  alignas(16) uint32_t costs[kMostListed];      // their costs; behind them those of kNoKey
+  uint32_t origins[kMostListed];                // where the lists have it << 16 | old place of one of the best, or 0xffff
+  uint32_t places[kDraftMaxNodes];              // where the lists have a node
+  uint32_t moved[kDraftMaxNodes];               // new places of the best so far
+  uint32_t level[kDraftMaxNodes];               // the nodes of the deepest level, ascending
+  uint32_t claims[kDraftMaxNodes];              // whether a place is taken in this round
+  uint32_t count;                               // of the candidates in the list
 };
+
+static_assert((sizeof(GrowShared) + 15) / 16 * 16 == 22800, "GROW_BYTES of cuda_draft_layout.py");
 
 class TreeGrowth {
  public:
-  __device__ TreeGrowth(const GrowShared& shared, int num_nodes, int top_k)
-      : shared_(shared), num_nodes_(num_nodes), top_k_(top_k), size_(1), level_size_(0) {}
+  __device__ TreeGrowth(GrowShared& shared, const DraftSizes& sizes, int list_capacity)
+      : shared_(shared),
+        num_nodes_(sizes.num_nodes),
+        top_k_(sizes.top_k),
+        list_capacity_(list_capacity),
+        size_(1),
+        level_size_(0) {}
 
   // The root and its children. The whole block, after a barrier; ends with one.
   __device__ void add_children(const float* costs) {
@@ -90,7 +89,7 @@ class TreeGrowth {
     list_best(window);
     list_candidates(costs, depth * lists.stride, last, window);
     __syncthreads();
-    const int num_candidates = static_cast<int>(*shared_.count), listed = window.begin + num_candidates;
+    const int num_candidates = static_cast<int>(shared_.count), listed = window.begin + num_candidates;
     // Equal costs count alike, and only one of their nodes gets the place.
     const bool may_tie = listed > kDraftThreads || __syncthreads_or(!claim(window, num_candidates));
     if (may_tie) {
@@ -130,11 +129,11 @@ class TreeGrowth {
 
   __device__ void clear_list() const {
 #pragma unroll 1
-    for (int at = 4 * threadIdx.x; at < shared_.origins - shared_.costs; at += 4 * kDraftThreads)
+    for (int at = 4 * threadIdx.x; at < list_capacity_; at += 4 * kDraftThreads)
       *reinterpret_cast<uint4*>(shared_.costs + at) = make_uint4(~0u, ~0u, ~0u, ~0u);
 #pragma unroll 1
     for (int at = threadIdx.x; at < num_nodes_; at += kDraftThreads) shared_.claims[at] = 0;
-    if (threadIdx.x == 0) *shared_.count = 0;
+    if (threadIdx.x == 0) shared_.count = 0;
   }
 
   __device__ void put(int at, uint64_t key, uint32_t origin) const {
@@ -173,7 +172,7 @@ class TreeGrowth {
       const uint32_t votes = __ballot_sync(kWholeWarp, is_listed);
       if (votes == 0) continue;
       uint32_t at = 0;
-      if (lane == 0) at = atomicAdd(shared_.count, static_cast<uint32_t>(__popc(votes)));
+      if (lane == 0) at = atomicAdd(&shared_.count, static_cast<uint32_t>(__popc(votes)));
       at = __shfl_sync(kWholeWarp, at, 0) + window.begin + __popc(votes & lanes_below(lane));
       if (is_listed) put(static_cast<int>(at), key, static_cast<uint32_t>(first_place + rank) << 16 | 0xffff);
     }
@@ -216,7 +215,7 @@ class TreeGrowth {
     int place = window.settled + cheaper_candidates(window, num_candidates, key_cost(key), own, lanes);
     place += at < window.num_best ? at : cheaper_best(window, key_cost(key));
     if (own != 0 || at >= listed || key == kNoKey || place >= num_nodes_) return true;
-    if (atomicExch(shared_.claims + place, 1u) != 0) return false;
+    if (atomicExch(&shared_.claims[place], 1u) != 0) return false;
     put_in_place(at, key, place);
     return true;
   }
@@ -262,8 +261,8 @@ class TreeGrowth {
     clear_list();
   }
 
-  const GrowShared shared_;
-  const int num_nodes_, top_k_;
+  GrowShared& shared_;
+  const int num_nodes_, top_k_, list_capacity_;
   int size_, level_size_;
 };
 

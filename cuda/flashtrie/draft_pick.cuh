@@ -21,7 +21,7 @@ struct alignas(16) DraftOffer {
 // lists have ends wherever a read may get to. Leaves keys (their ranks are 0) and places as TreeGrowth does; returns the
 // number of nodes.
 template <int kSlots>
-__device__ __forceinline__ int pick_nodes(const DraftLists& lists, const GrowShared& shared, int num_nodes) {
+__device__ __forceinline__ int pick_nodes(const DraftLists& lists, GrowShared& shared, int num_nodes) {
   const uint32_t lane = threadIdx.x & 31, stride = static_cast<uint32_t>(lists.stride);
   DraftOffer* offers = reinterpret_cast<DraftOffer*>(shared.list);
   uint32_t offered[kSlots];

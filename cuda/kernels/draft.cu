@@ -117,6 +117,14 @@ struct alignas(16) TreeShared {  // _TREE_SHARED_BYTES of cuda_draft_layout.py
   int size;  // of a picked tree
 };
 
+struct alignas(16) FinishShared {
+  GrowShared growth;
+  union {
+    alignas(16) uint64_t merge_lists[kDraftWarps][kMergeStride];
+    uint32_t masks[kDraftMaxNodes * kDraftMaxNodes / 32];
+  };
+};
+
 // The last block of a batch row: chunks to candidate lists, lists to a tree, tree to outputs.
 class Finish {
  public:
@@ -125,13 +133,11 @@ class Finish {
         tree_(tree),
         batch_(batch),
         depths_(params.sizes.num_depths()),
-        space_(memory, params.sizes.num_nodes, params.list_capacity),
-        growth_(space_, params.sizes.num_nodes, params.sizes.top_k) {
-    lists_.stride = params.sizes.top_k + 2;
-    lists_.costs = reinterpret_cast<float*>(space_.count + 1);
+        shared_(*reinterpret_cast<FinishShared*>(memory)),
+        growth_(shared_.growth, params.sizes, params.list_capacity) {
+    lists_.stride = power_of_two_at_least(params.sizes.top_k + 2);
+    lists_.costs = reinterpret_cast<float*>(memory + sizeof(FinishShared));
     lists_.ids = reinterpret_cast<uint32_t*>(lists_.costs + (depths_ + 2) * lists_.stride);
-    unsigned char* behind = reinterpret_cast<unsigned char*>(lists_.ids + (depths_ + 2) * lists_.stride);
-    behind_ = reinterpret_cast<uint64_t*>(memory + (behind - memory + 15) / 16 * 16);
   }
 
   __device__ void run() {
@@ -167,13 +173,13 @@ class Finish {
     if (threadIdx.x < 32) {
       const int num_nodes = params_.sizes.num_nodes;
       if (num_nodes <= 32)
-        tree_.size = pick_nodes<1>(lists_, space_, num_nodes);
+        tree_.size = pick_nodes<1>(lists_, shared_.growth, num_nodes);
       else if (num_nodes <= 64)
-        tree_.size = pick_nodes<2>(lists_, space_, num_nodes);
+        tree_.size = pick_nodes<2>(lists_, shared_.growth, num_nodes);
       else if (num_nodes <= 128)
-        tree_.size = pick_nodes<4>(lists_, space_, num_nodes);
+        tree_.size = pick_nodes<4>(lists_, shared_.growth, num_nodes);
       else
-        tree_.size = pick_nodes<8>(lists_, space_, num_nodes);
+        tree_.size = pick_nodes<8>(lists_, shared_.growth, num_nodes);
     }
     __syncthreads();
     growth_.take(tree_.size);
@@ -200,7 +206,7 @@ class Finish {
 
   // The root's key, and what lies behind the lists' rows and behind the last of them.
   __device__ void clear_ends() {
-    if (threadIdx.x == 0) space_.keys[0] = space_.places[0] = 0;
+    if (threadIdx.x == 0) shared_.growth.keys[0] = shared_.growth.places[0] = 0;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll 1
     for (int depth = warp; depth < depths_ + 2; depth += kDraftWarps)
@@ -216,7 +222,7 @@ class Finish {
     const int64_t row = batch_ * depths_ + depth;
     const int num_chunks = params_.num_chunks, top_k = params_.sizes.top_k;
     merge_row(params_.chunk_keys + row * num_chunks * top_k, params_.chunk_sums + row * num_chunks, num_chunks, top_k,
-              behind_ + warp * kMergeStride, lists_.costs + depth * lists_.stride, lists_.ids + depth * lists_.stride);
+              shared_.merge_lists[warp], lists_.costs + depth * lists_.stride, lists_.ids + depth * lists_.stride);
   }
 
   __device__ void write() {
@@ -224,18 +230,18 @@ class Finish {
     const int valid = growth_.size();
     uint32_t bad_row = 0;
     if (threadIdx.x == 0 && depths_ > 0) bad_row = __ldcg(params_.bad_rows + batch_);
-    uint32_t* masks = reinterpret_cast<uint32_t*>(behind_);
-    collect_masks(sizes, valid, masks, [&](uint32_t node) { return growth_.parent(node); });
+    collect_masks(sizes, valid, shared_.masks, [&](uint32_t node) { return growth_.parent(node); });
+    const int log2_stride = 31 - __clz(lists_.stride);
     bool is_full = false;  // with its parent's last candidate in the tree, all the others are
     write_nodes(sizes, params_.out, batch_, tree_.root, tree_.base_length, valid, [&](int i) {
-      const int place = static_cast<int>(growth_.place(i)), depth = place / lists_.stride;
-      is_full |= place - depth * lists_.stride == sizes.top_k - 1;
+      const int place = static_cast<int>(growth_.place(i)), depth = place >> log2_stride;
+      is_full |= (place & (lists_.stride - 1)) == sizes.top_k - 1;
       int32_t token = static_cast<int32_t>(lists_.ids[place]);
       if (params_.vocab_map) token = params_.vocab_map[token];
       return DraftNode{token, depth + 1, static_cast<int32_t>(growth_.parent(i)), growth_.cost(i), kNoNode};
     });
     const bool is_truncated = __syncthreads_or(is_full) && sizes.vocab_size > sizes.top_k;
-    write_masks(sizes, params_.out, batch_, masks);
+    write_masks(sizes, params_.out, batch_, shared_.masks);
     if (threadIdx.x == 0) {
       params_.out.status[batch_] = (bad_row ? kDraftBadRow : 0) | (is_truncated ? kDraftTruncated : 0);
       if (bad_row) params_.bad_rows[batch_] = 0;
@@ -246,10 +252,9 @@ class Finish {
   TreeShared& tree_;
   const int64_t batch_;
   const int depths_;
-  const GrowShared space_;
+  FinishShared& shared_;
   TreeGrowth growth_;
   DraftLists lists_;
-  uint64_t* behind_;  // the warps' merge lists, then the masks
 };
 
 // Numbers the callers 0 to count - 1 and starts anew. What the block wrote before its ticket is seen by the block with

@@ -17,6 +17,8 @@ MERGE_BYTES = 8 * 288
 """Shared memory of a warp's merge list (kMergeStride)."""
 SCAN_BYTES = 25_456
 """Shared memory of a block's scan (ScanShared)."""
+GROW_BYTES = 22_800
+"""Shared memory of a block that grows a tree (GrowShared), before its lists."""
 BLOCKS_PER_MULTIPROCESSOR = 4
 """Blocks that run at once (kBlocksAtOnce)."""
 MAX_CHUNK_TILES = 4
@@ -239,12 +241,9 @@ def list_capacity(plan: DraftPlan) -> int:
 
 
 def shared_bytes(plan: DraftPlan) -> int:
-    """Dynamic shared memory of a block: a chunk's lists; or the tree, its candidates, and then the warps' merge
-    lists or the masks."""
-    growth = 24 * (plan.num_nodes + 1) + 16 * list_capacity(plan) + 4
-    candidates = 8 * (plan.num_depths + 2) * (plan.top_k + 2)
-    behind = max(THREADS // 32 * MERGE_BYTES, 4 * plan.num_nodes * plan.mask_words)
-    return _TREE_SHARED_BYTES + max(SCAN_BYTES, growth + candidates + 16 + behind)
+    """Dynamic shared memory of a block: a chunk's lists; or the tree, the warps' merge lists, and the candidates."""
+    candidates = 8 * (plan.num_depths + 2) * (1 << (plan.top_k + 1).bit_length())
+    return _TREE_SHARED_BYTES + max(SCAN_BYTES, GROW_BYTES + THREADS // 32 * MERGE_BYTES + candidates)
 
 
 def legal_shared_bytes(plan: DraftPlan) -> int:
