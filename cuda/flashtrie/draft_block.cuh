@@ -164,9 +164,9 @@ __device__ __forceinline__ int count_by_lanes(const uint64_t* list, int n, uint6
   return count;
 }
 
-// One warp: the top_k largest of the n <= kMergeCapacity unique keys in `list`, sorted to its front; returns how many.
-__device__ __forceinline__ int keep_best(uint64_t* list, int n, int top_k, int lane) {
-  uint64_t* sorted = list + kMergeCapacity;
+// One warp: the top_k largest of the n unique keys in `list`, sorted to its front; returns how many. `sorted` has room for
+// top_k.
+__device__ __forceinline__ int keep_best(uint64_t* list, uint64_t* sorted, int n, int top_k, int lane) {
 #pragma unroll 1
   for (int i = lane; i < n; i += 32) {
     const uint64_t key = list[i];

@@ -102,6 +102,16 @@ class TreeGrowth {
     return true;
   }
 
+  // Makes ready for the next round. The whole block, before a barrier.
+  __device__ void clear_list() const {
+#pragma unroll 1
+    for (int at = 4 * threadIdx.x; at < list_capacity_; at += 4 * kDraftThreads)
+      *reinterpret_cast<uint4*>(shared_.costs + at) = make_uint4(~0u, ~0u, ~0u, ~0u);
+#pragma unroll 1
+    for (int at = threadIdx.x; at < num_nodes_; at += kDraftThreads) shared_.claims[at] = 0;
+    if (threadIdx.x == 0) shared_.count = 0;
+  }
+
   // A tree of so many nodes that somebody else put into `keys` and `places`.
   __device__ void take(int size) { size_ = size; }
 
@@ -125,15 +135,6 @@ class TreeGrowth {
     for (int base = 0; base < size_; base += 32)
       count += __popc(__ballot_sync(kWholeWarp, base + lane < size_ && condition(base + lane)));
     return count;
-  }
-
-  __device__ void clear_list() const {
-#pragma unroll 1
-    for (int at = 4 * threadIdx.x; at < list_capacity_; at += 4 * kDraftThreads)
-      *reinterpret_cast<uint4*>(shared_.costs + at) = make_uint4(~0u, ~0u, ~0u, ~0u);
-#pragma unroll 1
-    for (int at = threadIdx.x; at < num_nodes_; at += kDraftThreads) shared_.claims[at] = 0;
-    if (threadIdx.x == 0) shared_.count = 0;
   }
 
   __device__ void put(int at, uint64_t key, uint32_t origin) const {

@@ -13,6 +13,14 @@ namespace flashtrie {
 
 constexpr int kBlocksAtOnce = 4;  // of a multiprocessor: 64 registers a thread hold a tile without spilling
 constexpr int kFewLevels = 5;     // that are added in less time than nodes are picked
+static_assert(kFewLevels < kDraftWarps, "growing sees the rows that are merged first");
+
+// A warp's list of a row's best: kept keys and new ones, and room to sort the kept ones into. It lies where growing has its
+// list later.
+constexpr int kRowCapacity = 192;
+constexpr int kRowStride = kRowCapacity + kDraftMaxTopK;
+static_assert(8 * kDraftWarps * kRowStride <= 16 * kMostListed, "list, costs and origins of GrowShared");
+static_assert(4 * kDraftMaxNodes * kDraftMaxNodes / 32 <= 8 * kMostListed, "the masks lie there at last");
 
 struct DraftParams {
   DraftSizes sizes;
@@ -36,7 +44,7 @@ struct DraftParams {
 };
 
 // One warp: all chunks of one row of logits, a lane each at a time. Their best top_k keys and some more, at most
-// kMergeCapacity, into `list`; returns how many, and the row's sum.
+// kRowCapacity, into `list`; returns how many, and the row's sum.
 __device__ __forceinline__ int merge_chunks(const uint64_t* keys, const ExpSum* sums, int num_chunks, int top_k,
                                             uint64_t* list, int lane, ExpSum& joined) {
   constexpr int kStep = 4;  // ranks of a chunk loaded together; deeper ones are hardly ever needed
@@ -56,9 +64,9 @@ __device__ __forceinline__ int merge_chunks(const uint64_t* keys, const ExpSum* 
     bound = max(bound, group_bound(static_cast<uint32_t>(found[0] >> 32), top_k));
 #pragma unroll 1
     for (int rank = kStep;; rank += kStep) {
-      if (listed > kMergeCapacity - 32 * kStep) {
+      if (listed > kRowCapacity - 32 * kStep) {
         __syncwarp();
-        listed = keep_best(list, listed, top_k, lane);
+        listed = keep_best(list, list + kRowCapacity, listed, top_k, lane);
         bound = max(bound, static_cast<uint32_t>(list[top_k - 1] >> 32));
       }
       // A chunk's keys descend, so that those to keep are its first.
@@ -117,14 +125,6 @@ struct alignas(16) TreeShared {  // _TREE_SHARED_BYTES of cuda_draft_layout.py
   int size;  // of a picked tree
 };
 
-struct alignas(16) FinishShared {
-  GrowShared growth;
-  union {
-    alignas(16) uint64_t merge_lists[kDraftWarps][kMergeStride];
-    uint32_t masks[kDraftMaxNodes * kDraftMaxNodes / 32];
-  };
-};
-
 // The last block of a batch row: chunks to candidate lists, lists to a tree, tree to outputs.
 class Finish {
  public:
@@ -133,53 +133,57 @@ class Finish {
         tree_(tree),
         batch_(batch),
         depths_(params.sizes.num_depths()),
-        shared_(*reinterpret_cast<FinishShared*>(memory)),
-        growth_(shared_.growth, params.sizes, params.list_capacity) {
+        shared_(*reinterpret_cast<GrowShared*>(memory)),
+        growth_(shared_, params.sizes, params.list_capacity) {
     lists_.stride = power_of_two_at_least(params.sizes.top_k + 2);
-    lists_.costs = reinterpret_cast<float*>(memory + sizeof(FinishShared));
+    lists_.costs = reinterpret_cast<float*>(memory + (sizeof(GrowShared) + 15) / 16 * 16);
     lists_.ids = reinterpret_cast<uint32_t*>(lists_.costs + (depths_ + 2) * lists_.stride);
   }
 
   __device__ void run() {
-    bool is_deep = false;
     if (threadIdx.x == 0) {
       copy_later(&tree_.root, params_.roots + batch_);
       copy_later(&tree_.base_length, params_.base_lengths + batch_);
     }
+    // The rows of the first depths, and the others if the tree may get there.
+    bool is_deep = false;
 #pragma unroll 1
-    for (int depth = 0; depth < depths_; ++depth) {
-      if (depth % kDraftWarps == 0) {
-        merge_rows(depth);
-        if (depth == 0) clear_ends();
-        __syncthreads();
-        if (depth == 0) is_deep = goes_deep();
-      }
-      // A deep tree wants all rows at once; others are merged as far as the tree reaches.
-      if (is_deep) continue;
-      if (depth == 0)
-        growth_.add_children(lists_.costs);
-      else if (!growth_.add_level(lists_, depth))
-        break;
+    for (int first = 0; first < depths_ && (first == 0 || is_deep); first += kDraftWarps) {
+      merge_rows(first);
+      if (first == 0) clear_ends();
+      __syncthreads();
+      if (first == 0) is_deep = goes_deep();
     }
-    if (is_deep) pick();
+    if (is_deep)
+      pick();
+    else if (depths_ > 0)
+      grow();
     copies_are_there();
     __syncthreads();
     write();
   }
 
  private:
+  // Level by level.
+  __device__ void grow() {
+    growth_.add_children(lists_.costs);
+#pragma unroll 1
+    for (int depth = 1; depth < min(depths_, kDraftWarps) && growth_.add_level(lists_, depth); ++depth) {
+    }
+  }
+
   // Node by node.
   __device__ void pick() {
     if (threadIdx.x < 32) {
       const int num_nodes = params_.sizes.num_nodes;
       if (num_nodes <= 32)
-        tree_.size = pick_nodes<1>(lists_, shared_.growth, num_nodes);
+        tree_.size = pick_nodes<1>(lists_, shared_, num_nodes);
       else if (num_nodes <= 64)
-        tree_.size = pick_nodes<2>(lists_, shared_.growth, num_nodes);
+        tree_.size = pick_nodes<2>(lists_, shared_, num_nodes);
       else if (num_nodes <= 128)
-        tree_.size = pick_nodes<4>(lists_, shared_.growth, num_nodes);
+        tree_.size = pick_nodes<4>(lists_, shared_, num_nodes);
       else
-        tree_.size = pick_nodes<8>(lists_, shared_.growth, num_nodes);
+        tree_.size = pick_nodes<8>(lists_, shared_, num_nodes);
     }
     __syncthreads();
     growth_.take(tree_.size);
@@ -206,7 +210,7 @@ class Finish {
 
   // The root's key, and what lies behind the lists' rows and behind the last of them.
   __device__ void clear_ends() {
-    if (threadIdx.x == 0) shared_.growth.keys[0] = shared_.growth.places[0] = 0;
+    if (threadIdx.x == 0) shared_.keys[0] = shared_.places[0] = 0;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll 1
     for (int depth = warp; depth < depths_ + 2; depth += kDraftWarps)
@@ -222,7 +226,7 @@ class Finish {
     const int64_t row = batch_ * depths_ + depth;
     const int num_chunks = params_.num_chunks, top_k = params_.sizes.top_k;
     merge_row(params_.chunk_keys + row * num_chunks * top_k, params_.chunk_sums + row * num_chunks, num_chunks, top_k,
-              shared_.merge_lists[warp], lists_.costs + depth * lists_.stride, lists_.ids + depth * lists_.stride);
+              shared_.list + warp * kRowStride, lists_.costs + depth * lists_.stride, lists_.ids + depth * lists_.stride);
   }
 
   __device__ void write() {
@@ -230,8 +234,9 @@ class Finish {
     const int valid = growth_.size();
     uint32_t bad_row = 0;
     if (threadIdx.x == 0 && depths_ > 0) bad_row = __ldcg(params_.bad_rows + batch_);
-    collect_masks(sizes, valid, shared_.masks, [&](uint32_t node) { return growth_.parent(node); });
     const int log2_stride = 31 - __clz(lists_.stride);
+    uint32_t* masks = reinterpret_cast<uint32_t*>(shared_.list);
+    collect_masks(sizes, valid, masks, [&](uint32_t node) { return growth_.parent(node); });
     bool is_full = false;  // with its parent's last candidate in the tree, all the others are
     write_nodes(sizes, params_.out, batch_, tree_.root, tree_.base_length, valid, [&](int i) {
       const int place = static_cast<int>(growth_.place(i)), depth = place >> log2_stride;
@@ -241,7 +246,7 @@ class Finish {
       return DraftNode{token, depth + 1, static_cast<int32_t>(growth_.parent(i)), growth_.cost(i), kNoNode};
     });
     const bool is_truncated = __syncthreads_or(is_full) && sizes.vocab_size > sizes.top_k;
-    write_masks(sizes, params_.out, batch_, shared_.masks);
+    write_masks(sizes, params_.out, batch_, masks);
     if (threadIdx.x == 0) {
       params_.out.status[batch_] = (bad_row ? kDraftBadRow : 0) | (is_truncated ? kDraftTruncated : 0);
       if (bad_row) params_.bad_rows[batch_] = 0;
@@ -252,7 +257,7 @@ class Finish {
   TreeShared& tree_;
   const int64_t batch_;
   const int depths_;
-  FinishShared& shared_;
+  GrowShared& shared_;
   TreeGrowth growth_;
   DraftLists lists_;
 };

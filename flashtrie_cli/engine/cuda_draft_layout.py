@@ -13,8 +13,6 @@ from flashtrie_cli.errors import UsageError
 THREADS = 256
 TILE_LOGITS = 8192
 """Most logits that one block reads at a time (kTileLogits)."""
-MERGE_BYTES = 8 * 288
-"""Shared memory of a warp's merge list (kMergeStride)."""
 SCAN_BYTES = 25_456
 """Shared memory of a block's scan (ScanShared)."""
 GROW_BYTES = 22_800
@@ -241,9 +239,9 @@ def list_capacity(plan: DraftPlan) -> int:
 
 
 def shared_bytes(plan: DraftPlan) -> int:
-    """Dynamic shared memory of a block: a chunk's lists; or the tree, the warps' merge lists, and the candidates."""
+    """Dynamic shared memory of a block: a chunk's lists; or the tree and its candidates."""
     candidates = 8 * (plan.num_depths + 2) * (1 << (plan.top_k + 1).bit_length())
-    return _TREE_SHARED_BYTES + max(SCAN_BYTES, GROW_BYTES + THREADS // 32 * MERGE_BYTES + candidates)
+    return _TREE_SHARED_BYTES + max(SCAN_BYTES, GROW_BYTES + candidates)
 
 
 def legal_shared_bytes(plan: DraftPlan) -> int:
