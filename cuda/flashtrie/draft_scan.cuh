@@ -5,14 +5,15 @@
 #pragma once
 #include <float.h>
 
+#include "draft_mail.cuh"
 #include "draft_pack.cuh"
 
 #if defined(__CUDACC__) || defined(FT_EMULATION)
 
 namespace flashtrie {
 
-constexpr int kStagedThreads = 128;      // threads with values that reach the bound: 9 a tile on average for top_k 8
-constexpr int kListCapacity = 1024;      // those values
+constexpr int kStagedLanes = 4;          // lanes of a warp that are looked through together
+constexpr int kListCapacity = 1024;      // values that reach the bound: 22 a tile on average for top_k 8
 constexpr float kMostAboveBase = 64.0f;  // exponentials stay below e^64 of where their sum is based
 
 // What a thread holds of a tile: its packs, in ascending order of ids.
@@ -75,18 +76,18 @@ struct Chunk {
 };
 
 struct ScanShared {
-  alignas(16) uint4 staged[kStagedThreads][kThreadLogits / 4];  // of a 16-bit type half is used
+  alignas(16) uint4 staged[kDraftWarps][kStagedLanes][kThreadLogits / 4];  // of a 16-bit type half is used
   alignas(16) uint64_t list[kListCapacity];
-  int staged_ids[kStagedThreads];
-  uint32_t group_peaks[2][kDraftThreads / 8];  // by turns, so that one barrier a tile is enough
+  int staged_ids[kDraftWarps][kStagedLanes];
+  alignas(16) uint32_t peaks[2][32];  // by turns, so that one barrier a tile is enough
+  alignas(16) float bases[kDraftWarps];
+  float sums[kDraftWarps][32];
   uint32_t warp_totals[kDraftWarps];
-  ExpSum warp_sums[kDraftWarps];
-  uint32_t num_staged;
   uint32_t num_listed;
+  int is_finisher;
 };
 
-static_assert(kDraftThreads / 8 == 32, "a group of eight threads for each lane of a warp");
-static_assert(sizeof(ScanShared) == 25456, "SCAN_BYTES of cuda_draft_layout.py");
+static_assert(sizeof(ScanShared) == 13776, "SCAN_BYTES of cuda_draft_layout.py");
 
 __device__ __forceinline__ uint32_t block_total(ScanShared& shared, uint32_t warp_total, int warp, int lane) {
   __syncthreads();
@@ -168,24 +169,75 @@ __device__ __forceinline__ uint32_t kth_largest(uint32_t value, int k) {
   return warp_max(value);
 }
 
-// The values of staged threads that reach the bound, into the block's list, by the whole block.
+// The whole block, from each thread's largest value of a tile: what at least top_k values of the tile reach. The smallest of
+// the warps' largest values, or where there are not enough warps the top_k-th largest of those of groups of eight threads.
+__device__ __forceinline__ float tile_bound(uint32_t* peaks, float peak, int top_k) {
+  const int lane = threadIdx.x & 31;
+  uint32_t group_peak = ordered_score(peak), bound;
+  if (top_k <= kDraftWarps) {
+    group_peak = warp_max(group_peak);
+    if (lane == 0) peaks[threadIdx.x >> 5] = group_peak;
+    __syncthreads();
+    bound = peaks[0];
+#pragma unroll
+    for (int warp = 1; warp < kDraftWarps; ++warp) bound = min(bound, peaks[warp]);
+  } else {
+#pragma unroll
+    for (int step = 1; step < 8; step <<= 1) group_peak = max(group_peak, __shfl_xor_sync(kWholeWarp, group_peak, step));
+    if (lane % 8 == 0) peaks[threadIdx.x / 8] = group_peak;
+    __syncthreads();
+    bound = kth_largest(peaks[lane], top_k);
+  }
+  return fmaxf(score_of(bound), -FLT_MAX);
+}
+
+static_assert(kDraftThreads / 8 == 32, "a group of eight threads for each lane of a warp");
+
+// One warp: values of its lanes that reach the bound, into the block's list; `peak` is each lane's largest. The few lanes with
+// such values stage what they hold, and then all lanes look through it together.
 template <typename T>
-__device__ __forceinline__ void list_staged(ScanShared& shared, int num_loads, float lowest) {
-  constexpr int kCount = Pack<T>::kCount;
-  const int num_values = num_loads * kCount, num_staged = static_cast<int>(shared.num_staged);
-  const int value = threadIdx.x % kThreadLogits, load = value / kCount;
-  if (value >= num_values) return;
+__device__ __forceinline__ void list_warp(ScanShared& shared, const TilePart<T>& part, float peak, float lowest, int num_loads) {
+  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  bool is_hot = peak >= lowest;
+  uint32_t hot = __ballot_sync(kWholeWarp, is_hot);
+  const int id_step = lane / kCount * (kDraftThreads * kCount) + lane % kCount;
 #pragma unroll 1
-  for (int from = threadIdx.x / kThreadLogits; from < num_staged; from += kDraftThreads / kThreadLogits) {
-    const float x = widen(reinterpret_cast<const T*>(shared.staged[from])[value]);
-    if (!(x >= lowest)) continue;
-    const uint32_t place = atomicAdd(&shared.num_listed, 1u);
-    const int id = shared.staged_ids[from] + load * kDraftThreads * kCount + value % kCount;
-    if (place < kListCapacity) shared.list[place] = rank_key(x, id);
+  while (hot != 0) {
+    const int order = __popc(hot & lanes_below(lane)), num_staged = __popc(hot);
+    if (is_hot && order < kStagedLanes) {
+#pragma unroll
+      for (int load = 0; load < kLoads; ++load) shared.staged[warp][order][load] = part.packs[load];
+      shared.staged_ids[warp][order] = part.first_id;
+      is_hot = false;
+    }
+    __syncwarp();
+    float values[kStagedLanes];
+    uint32_t before[kStagedLanes], total = 0;
+#pragma unroll
+    for (int i = 0; i < kStagedLanes; ++i) {
+      const bool is_value = i < num_staged && lane < num_loads * kCount;
+      values[i] = is_value ? widen(reinterpret_cast<const T*>(shared.staged[warp][i])[lane]) : -INFINITY;
+    }
+#pragma unroll
+    for (int i = 0; i < kStagedLanes; ++i) {
+      const uint32_t votes = __ballot_sync(kWholeWarp, values[i] >= lowest);
+      before[i] = total + __popc(votes & lanes_below(lane));
+      total += __popc(votes);
+    }
+    uint32_t at = 0;
+    if (lane == 0) at = atomicAdd(&shared.num_listed, total);
+    at = __shfl_sync(kWholeWarp, at, 0);
+#pragma unroll
+    for (int i = 0; i < kStagedLanes; ++i)
+      if (values[i] >= lowest && at + before[i] < kListCapacity)
+        shared.list[at + before[i]] = rank_key(values[i], shared.staged_ids[warp][i] + id_step);
+    __syncwarp();
+    hot = __ballot_sync(kWholeWarp, is_hot);
   }
 }
 
-// The block writes the top_k best of n keys, descending, then zeros; a group of lanes finds each key's rank.
+// The block writes the top_k best of n keys, descending, then kNothing; a group of lanes finds each key's rank.
 __device__ __forceinline__ void write_best(const uint64_t* list, int n, int top_k, uint64_t* keys) {
   const int log2_lanes = n <= kDraftThreads / 8 ? 3 : 0, lanes = 1 << log2_lanes;
   const int lane = threadIdx.x & 31, own = lane & (lanes - 1);
@@ -194,21 +246,33 @@ __device__ __forceinline__ void write_best(const uint64_t* list, int n, int top_
     const int at = base + (lane >> log2_lanes);
     const uint64_t key = list[min(at, n - 1)];
     const int rank = count_by_lanes(list, n, key, own, lanes, [&](uint64_t other) { return other > key; });
-    if (own == 0 && at < n && rank < top_k) keys[rank] = key;
+    if (own == 0 && at < n && rank < top_k) send(keys + rank, key);
   }
   const int rank = static_cast<int>(threadIdx.x);
-  if (rank >= n && rank < top_k) keys[rank] = 0;
+  if (rank >= n && rank < top_k) send(keys + rank, kNothing);
+}
+
+// One warp: the block's sum from those of all its threads.
+__device__ __forceinline__ ExpSum join_threads(const ScanShared& shared, int lane) {
+  float base = shared.bases[0], sum = 0.0f;
+#pragma unroll
+  for (int warp = 1; warp < kDraftWarps; ++warp) base = fmaxf(base, shared.bases[warp]);
+  const float origin = exp_base(base);
+#pragma unroll
+  for (int warp = 0; warp < kDraftWarps; ++warp) sum += shared.sums[warp][lane] * fast_exp(shared.bases[warp] - origin);
+  return {base, warp_sum(sum)};
 }
 
 // One block: top_k keys and the sum of exponentials of one chunk, into the workspace. A tile's exponentials are summed
-// while its loads arrive; then the threads with values that reach the bound stage what they hold, and those values are
-// listed. The bound comes from the first tile with enough logits above -inf. A warp's sum is based on the largest of its first logits, or of later ones if they are much larger.
+// while its loads arrive; then the values that reach the bound are listed. The bound comes from the first tile with enough
+// logits above -inf. A warp's sum is based on the largest of its first logits, or of later ones if they are much larger.
+// Returns whether `ticket`, thread 0's, is `last`.
 template <typename T>
-__device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk chunk, ScanShared& shared, int top_k,
-                                           uint64_t* keys, ExpSum* sum, uint32_t* bad_row) {
+__device__ __forceinline__ bool scan_chunk(const T* row, int vocab_size, Chunk chunk, ScanShared& shared, int top_k,
+                                           uint64_t* keys, uint64_t* sum, uint32_t ticket, uint32_t last) {
   constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  if (threadIdx.x == 0) shared.num_staged = shared.num_listed = 0;
+  if (threadIdx.x == 0) shared.num_listed = 0;
   float base = -INFINITY, sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   float limit = -INFINITY, origin = 0.0f;       // what follows from the base
   float lowest = -INFINITY;                     // the bound, once there is one
@@ -233,36 +297,22 @@ __device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk c
 #pragma unroll
       for (int i = 0; i < kCount; ++i) sums[i % 4] += fast_exp(Pack<T>::get(part.packs[load], i) - origin);
     }
-    if (!(lowest > -FLT_MAX)) {  // the same in the whole block
-      uint32_t* peaks = shared.group_peaks[(tile - chunk.first) & 1];
-      uint32_t group_peak = ordered_score(peak);
-#pragma unroll
-      for (int step = 1; step < 8; step <<= 1) group_peak = max(group_peak, __shfl_xor_sync(kWholeWarp, group_peak, step));
-      if (lane % 8 == 0) peaks[threadIdx.x / 8] = group_peak;
-      __syncthreads();
-      lowest = fmaxf(score_of(kth_largest(peaks[lane], top_k)), -FLT_MAX);
-    }
-    if (!(peak >= lowest)) continue;
-    const uint32_t at = atomicAdd(&shared.num_staged, 1u);
-    if (at >= kStagedThreads) continue;
-#pragma unroll
-    for (int load = 0; load < kLoads; ++load)
-      if (load * kDraftThreads < chunk.tile_packs) shared.staged[at][load] = part.packs[load];
-    shared.staged_ids[at] = part.first_id;
+    if (!(lowest > -FLT_MAX)) lowest = tile_bound(shared.peaks[(tile - chunk.first) & 1], peak, top_k);  // all alike
+    list_warp(shared, part, peak, lowest, (chunk.tile_packs + kDraftThreads - 1) / kDraftThreads);
   }
-  const float total = warp_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
-  if (lane == 0) shared.warp_sums[warp] = {base, total};
+  shared.sums[warp][lane] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  if (lane == 0) shared.bases[warp] = base;
+  if (threadIdx.x == 0) shared.is_finisher = ticket == last;
   __syncthreads();
-  const bool is_staged = shared.num_staged <= kStagedThreads;
-  if (is_staged) list_staged<T>(shared, (chunk.tile_packs + kDraftThreads - 1) / kDraftThreads, lowest);
-  __syncthreads();
-  if (!is_staged || shared.num_listed > kListCapacity) list_exactly(row, vocab_size, chunk, shared, top_k);
-  write_best(shared.list, static_cast<int>(shared.num_listed), top_k, keys);
+  if (keys) {
+    if (shared.num_listed > kListCapacity) list_exactly(row, vocab_size, chunk, shared, top_k);
+    write_best(shared.list, static_cast<int>(shared.num_listed), top_k, keys);
+  }
   if (warp == kDraftWarps - 1) {
-    const ExpSum joined = warp_join(lane < kDraftWarps ? shared.warp_sums[lane] : ExpSum{-INFINITY, 0.0f});
-    if (lane == 0) *sum = joined;
-    if (lane == 0 && bad_row && is_bad_sum(joined)) *bad_row = 1;
+    const ExpSum joined = join_threads(shared, lane);
+    if (lane == 0) send(sum, sum_word(joined));
   }
+  return shared.is_finisher != 0;
 }
 
 }  // namespace flashtrie

@@ -13,10 +13,10 @@ from flashtrie_cli.errors import UsageError
 THREADS = 256
 TILE_LOGITS = 8192
 """Most logits that one block reads at a time (kTileLogits)."""
-SCAN_BYTES = 25_456
+SCAN_BYTES = 13_776
 """Shared memory of a block's scan (ScanShared)."""
-GROW_BYTES = 22_800
-"""Shared memory of a block that grows a tree (GrowShared), before its lists."""
+FINISH_BYTES = 49_152
+"""Shared memory of a block that merges rows and picks a tree (FinishShared), before its lists."""
 BLOCKS_PER_MULTIPROCESSOR = 4
 """Blocks that run at once (kBlocksAtOnce)."""
 MAX_CHUNK_TILES = 4
@@ -24,7 +24,7 @@ TILE_OVERHEAD = 1500
 """Logits that could be read in the time that a tile takes beside its reading."""
 LEGAL_BYTES = 46_272
 """Shared memory of a block of the constrained kernel before its sort (LegalShared)."""
-_LEVEL_NODE_BYTES, _CANDIDATE_BYTES, _TREE_SHARED_BYTES = 24, 12, 16
+_LEVEL_NODE_BYTES, _CANDIDATE_BYTES = 24, 12
 ALIGNMENT = 256
 """Bytes that the workspace starts on."""
 _MAX_GRID_Z = 65_535
@@ -68,12 +68,10 @@ class DraftParams(ctypes.Structure):
         ("chunk_keys", _pointer),
         ("chunk_sums", _pointer),
         ("tickets", _pointer),
-        ("bad_rows", _pointer),
         ("num_chunks", ctypes.c_int32),
         ("num_tiles", ctypes.c_int32),
         ("tile_packs", ctypes.c_int32),
         ("chunk_tiles", ctypes.c_int32),
-        ("list_capacity", ctypes.c_int32),
         ("sums_only", ctypes.c_int32),
     )
 
@@ -206,7 +204,7 @@ def _workspace_parts(plan: DraftPlan, constrained: bool) -> dict[str, int]:
     rows = plan.batch_size * plan.num_depths
     chunks = rows * max_chunks(plan.vocab_size)
     sizes = {
-        "tickets": 8 * plan.batch_size,
+        "tickets": 4 * plan.batch_size,
         "chunk_sums": 8 * chunks,
         "chunk_keys": 8 * chunks * plan.top_k,
         "levels": _LEVEL_NODE_BYTES * plan.batch_size * (plan.num_depths + 1) * plan.num_nodes
@@ -221,9 +219,9 @@ def _workspace_parts(plan: DraftPlan, constrained: bool) -> dict[str, int]:
     return {**offsets, "end": end}
 
 
-def num_tickets(plan: DraftPlan) -> int:
-    """32-bit words at the start of the workspace that must be zero at first."""
-    return 2 * plan.batch_size
+def num_zeros(plan: DraftPlan) -> int:
+    """32-bit words at the start of the workspace that must be zero at first; every build leaves them so."""
+    return _workspace_parts(plan, False)["end"] // 4
 
 
 def workspace_size(plan: DraftPlan, constrained: bool = False) -> int:
@@ -231,17 +229,10 @@ def workspace_size(plan: DraftPlan, constrained: bool = False) -> int:
     return max(_workspace_parts(plan, constrained)["end"], 1)
 
 
-def list_capacity(plan: DraftPlan) -> int:
-    """Nodes and candidates that may be looked at together when a level is added (TreeGrowth): fewer nodes are before
-    a candidate than the tree has only for the first parents of each rank."""
-    candidates = sum((plan.num_nodes - 1) // (rank + 2) for rank in range(plan.top_k))
-    return 4 * -(-max(plan.num_nodes + 3 + candidates, 2 * plan.num_nodes) // 4)
-
-
 def shared_bytes(plan: DraftPlan) -> int:
     """Dynamic shared memory of a block: a chunk's lists; or the tree and its candidates."""
     candidates = 8 * (plan.num_depths + 2) * (1 << (plan.top_k + 1).bit_length())
-    return _TREE_SHARED_BYTES + max(SCAN_BYTES, GROW_BYTES + candidates)
+    return max(SCAN_BYTES, FINISH_BYTES + candidates)
 
 
 def legal_shared_bytes(plan: DraftPlan) -> int:
@@ -312,8 +303,6 @@ def fill_params(
     parts = _workspace_parts(plan, False)
     for name in ("tickets", "chunk_sums", "chunk_keys"):
         setattr(params, name, workspace + parts[name])
-    params.bad_rows = params.tickets + 4 * plan.batch_size
-    params.list_capacity = list_capacity(plan)
     cut = tiling(plan, pointers["logits"], num_multiprocessors)
     for name in ("num_tiles", "tile_packs", "chunk_tiles", "num_chunks"):
         setattr(params, name, getattr(cut, name))
