@@ -12,6 +12,10 @@
 namespace flashtrie {
 
 constexpr uint64_t kNothing = 1;  // a word that stands for no key: below all keys
+constexpr int kDealtKeys = 8;     // keys of a chunk that are looked at together
+
+// Keys that a chunk sends, kNothing behind the top_k best.
+__device__ __forceinline__ int chunk_keys(int top_k) { return (top_k + kDealtKeys - 1) / kDealtKeys * kDealtKeys; }
 
 __device__ __forceinline__ void send(uint64_t* to, uint64_t word) {
 #if defined(__CUDA_ARCH__)
@@ -30,6 +34,21 @@ __device__ __forceinline__ uint64_t look(const uint64_t* from) {
 #else
   simt::maybe_yield();
   return *from;
+#endif
+}
+
+// Two neighbours, each as it is now; the first one's address is a multiple of 16.
+struct WordPair {
+  uint64_t first, second;
+};
+
+__device__ __forceinline__ WordPair look_twice(const uint64_t* from) {
+#if defined(__CUDA_ARCH__)
+  WordPair pair;
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(pair.first), "=l"(pair.second) : "l"(from) : "memory");
+  return pair;
+#else
+  return {look(from), look(from + 1)};
 #endif
 }
 

@@ -23,17 +23,16 @@ struct DraftLists {
 
 // What the chunks of one batch row send.
 struct ChunkMail {
-  const uint64_t* keys;  // [depths, chunks, top_k]
-  const uint64_t* sums;  // [depths, chunks]
-  int num_chunks, top_k;
+  const uint64_t* keys;  // [num_depths, num_chunks, chunk_keys(top_k)]
+  const uint64_t* sums;  // [num_depths, num_chunks]
+  int num_depths, num_chunks, top_k;
 };
 
 constexpr int kRowsAtOnce = 2;  // of a warp
-constexpr int kDealt = 8;       // keys of a chunk in shared memory at a time
 
 // One row's: keys of 32 chunks by rank and two ends behind them, the best, and those of the chunks before.
 struct RowShared {
-  uint64_t dealt[kDealt + 2][32];
+  uint64_t dealt[kDealtKeys + 2][32];
   uint64_t best[kDraftMaxTopK];
   uint64_t carried[kDraftMaxTopK];
 };
@@ -43,15 +42,17 @@ class RowMerge {
   __device__ RowMerge(const ChunkMail& mail, RowShared* shared) : mail_(mail), shared_(shared), lane_(threadIdx.x & 31) {}
 
   // One warp: depths first and first + step, if that is below num_depths. Returns whether one of them is bad.
-  __device__ bool run(int first, int step, int num_depths, const DraftLists& lists) {
+  __device__ bool run(int first, int step, const DraftLists& lists) {
     ExpSum sums[kRowsAtOnce];
-    bool is_row[kRowsAtOnce];
-#pragma unroll
-    for (int row = 0; row < kRowsAtOnce; ++row) is_row[row] = first + row * step < num_depths;
+    // 32 chunks, then 31 at a time, as lane 0 has the best so far.
 #pragma unroll 1
     for (int chunk = 0; chunk < mail_.num_chunks; chunk += chunk == 0 ? 32 : 31) {
+      const int own = chunk == 0 ? lane_ : chunk + lane_ - 1, last = mail_.num_chunks - 1;
+      is_chunk_ = own <= last && (chunk == 0 || lane_ > 0);
+      is_carried_ = chunk > 0 && lane_ == 0;
 #pragma unroll
-      for (int row = 0; row < kRowsAtOnce; ++row) source_[row] = source(first + row * step, chunk, is_row[row]);
+      for (int row = 0; row < kRowsAtOnce; ++row)
+        place_[row] = min(first + row * step, mail_.num_depths - 1) * mail_.num_chunks + min(own, last);
       ExpSum parts[kRowsAtOnce];
       deal(parts);
       take();
@@ -64,80 +65,78 @@ class RowMerge {
     bool is_bad = false;
 #pragma unroll
     for (int row = 0; row < kRowsAtOnce; ++row) {
-      if (!is_row[row]) break;
+      const int depth = first + row * step;
       const bool is_bad_row = is_bad_sum(sums[row]);
-      is_bad |= is_bad_row;
       const float lse = log_sum(sums[row]);
+      if (depth >= mail_.num_depths) break;
+      is_bad |= is_bad_row;
       if (lane_ >= mail_.top_k) continue;
       const uint64_t key = shared_[row].best[lane_];
-      const int at = (first + row * step) * lists.stride + lane_;
       const float cost = fabsf(child_log_prob(key_score(key), lse));
-      lists.costs[at] = is_bad_row || key <= kNothing ? __uint_as_float(kNoCost) : cost;
-      lists.ids[at] = key_node(key);
+      lists.costs[depth * lists.stride + lane_] = is_bad_row || key <= kNothing ? __uint_as_float(kNoCost) : cost;
+      lists.ids[depth * lists.stride + lane_] = key_node(key);
     }
     return is_bad;
   }
 
  private:
-  // A lane's keys are those of a chunk, or of the best of the chunks before, or none.
-  struct Source {
-    const uint64_t* keys;  // null: no chunk
-    const uint64_t* sum;
-    bool is_carried;
-  };
-
-  __device__ Source source(int depth, int chunk, bool is_row) const {
-    const bool is_carried = chunk > 0 && lane_ == 0;
-    const int at = chunk == 0 ? lane_ : chunk + lane_ - 1;
-    if (!is_row || is_carried || at >= mail_.num_chunks) return {nullptr, nullptr, is_carried};
-    const int64_t slot = static_cast<int64_t>(depth) * mail_.num_chunks + at;
-    return {mail_.keys + slot * mail_.top_k, mail_.sums + slot, false};
-  }
-
-  // Waits for the first keys of all lanes, and for their sums.
+  // Waits for the first keys of all lanes, and for their sums; the words of all rows are in flight together. Lanes without a
+  // chunk look at somebody else's.
   __device__ void deal(ExpSum* parts) {
     bool is_here;
     do {
+      WordPair found[kRowsAtOnce][kDealtKeys / 2];
+      uint64_t words[kRowsAtOnce];
+#pragma unroll
+      for (int row = 0; row < kRowsAtOnce; ++row) {
+        words[row] = look(mail_.sums + place_[row]);
+        look_at(row, 0, found[row]);
+      }
       is_here = true;
 #pragma unroll
       for (int row = 0; row < kRowsAtOnce; ++row) {
-        const uint64_t word = source_[row].keys ? look(source_[row].sum) : sum_word({-INFINITY, 0.0f});
-        is_here &= fill(row, 0) && word != 0;
-        parts[row] = word_sum(word);
+        is_here &= words[row] != 0;
+        is_here &= put(row, found[row]);
+        parts[row] = is_chunk_ ? word_sum(words[row]) : ExpSum{-INFINITY, 0.0f};
       }
       if (!is_here) wait_a_little();
     } while (__any_sync(kWholeWarp, !is_here));
 #pragma unroll
     for (int row = 0; row < kRowsAtOnce; ++row) {
-      shared_[row].dealt[kDealt][lane_] = shared_[row].dealt[kDealt + 1][lane_] = 0;
+      shared_[row].dealt[kDealtKeys][lane_] = shared_[row].dealt[kDealtKeys + 1][lane_] = 0;
       dealt_[row] = 0;
       start(row);
     }
   }
 
-  // Keys from rank `rank` on, as they are now, to shared memory; false if some have not come.
-  __device__ bool fill(int row, int rank) {
-    const Source& from = source_[row];
-    uint64_t found[kDealt];
+  // Keys from rank `rank` on, as they are now.
+  __device__ void look_at(int row, int rank, WordPair* found) const {
+    const uint64_t* keys = mail_.keys + place_[row] * chunk_keys(mail_.top_k) + rank;
 #pragma unroll
-    for (int i = 0; i < kDealt; ++i) {
-      found[i] = kNothing;
-      if (from.keys && rank + i < mail_.top_k) found[i] = look(from.keys + rank + i);
-    }
+    for (int i = 0; i < kDealtKeys / 2; ++i) found[i] = look_twice(keys + 2 * i);
+  }
+
+  // To shared memory; false if some have not come.
+  __device__ bool put(int row, const WordPair* found) {
     bool is_here = true;
 #pragma unroll
-    for (int i = 0; i < kDealt; ++i) {
-      is_here &= found[i] != 0;
-      if (from.is_carried && rank + i < mail_.top_k) found[i] = shared_[row].carried[rank + i];
-      shared_[row].dealt[i][lane_] = found[i];
+    for (int i = 0; i < kDealtKeys / 2; ++i) {
+      is_here &= found[i].first != 0;
+      is_here &= found[i].second != 0;
+      shared_[row].dealt[2 * i][lane_] = found[i].first;
+      shared_[row].dealt[2 * i + 1][lane_] = found[i].second;
     }
     return is_here;
   }
 
   __device__ void start(int row) {
+    if (is_carried_)
+#pragma unroll 1
+      for (int i = 0; i < kDealtKeys; ++i) shared_[row].dealt[i][lane_] = shared_[row].carried[dealt_[row] + i];
+    const bool has_keys = is_chunk_ || is_carried_;
     at_[row] = 0;
-    head_[row] = shared_[row].dealt[0][lane_];
-    next_[row] = shared_[row].dealt[1][lane_];
+    head_[row] = has_keys ? shared_[row].dealt[0][lane_] : 0;
+    next_[row] = has_keys ? shared_[row].dealt[1][lane_] : 0;
   }
 
   // The top_k best of all lanes' keys.
@@ -153,17 +152,17 @@ class RowMerge {
       for (int row = 0; row < kRowsAtOnce; ++row) {
         const bool wins = (votes[row] & (lanes_below(lane_) | 1u << lane_)) == 1u << lane_;
         if (wins) shared_[row].best[rank] = head_[row];
-        if (!wins || most[row] == 0) continue;  // 0: there is none left
-        head_[row] = next_[row];
-        ++at_[row];
-        next_[row] = shared_[row].dealt[at_[row] + 1][lane_];
+        const bool moves = wins && most[row] != 0;  // 0: there is none left
+        head_[row] = moves ? next_[row] : head_[row];
+        at_[row] += moves ? 1 : 0;
+        next_[row] = moves ? shared_[row].dealt[at_[row] + 1][lane_] : next_[row];
       }
-      if (mail_.top_k > kDealt) deal_more();
+      if (mail_.top_k > kDealtKeys) deal_more();
     }
     __syncwarp();
 #pragma unroll
     for (int row = 0; row < kRowsAtOnce; ++row)
-      if (lane_ < mail_.top_k) shared_[row].carried[lane_] = shared_[row].best[lane_];
+      shared_[row].carried[lane_] = lane_ < mail_.top_k ? shared_[row].best[lane_] : 0;
     __syncwarp();
   }
 
@@ -171,9 +170,14 @@ class RowMerge {
   __device__ void deal_more() {
 #pragma unroll
     for (int row = 0; row < kRowsAtOnce; ++row) {
-      if (at_[row] < kDealt || dealt_[row] + kDealt >= mail_.top_k) continue;
-      dealt_[row] += kDealt;
-      while (!fill(row, dealt_[row])) wait_a_little();
+      if (at_[row] < kDealtKeys || dealt_[row] + kDealtKeys >= mail_.top_k) continue;
+      dealt_[row] += kDealtKeys;
+      WordPair found[kDealtKeys / 2];
+      look_at(row, dealt_[row], found);
+      while (!put(row, found)) {
+        wait_a_little();
+        look_at(row, dealt_[row], found);
+      }
       start(row);
     }
   }
@@ -183,7 +187,8 @@ class RowMerge {
   const ChunkMail& mail_;
   RowShared* shared_;  // [kRowsAtOnce]
   const int lane_;
-  Source source_[kRowsAtOnce];
+  bool is_chunk_, is_carried_;  // what the lane's keys are of
+  int place_[kRowsAtOnce];      // of its chunk, among those of the batch row
   uint64_t head_[kRowsAtOnce], next_[kRowsAtOnce];
   int at_[kRowsAtOnce];     // of the head, among those that are dealt
   int dealt_[kRowsAtOnce];  // rank of the first of them

@@ -12,11 +12,11 @@
 
 namespace flashtrie {
 
-constexpr int kStagedLanes = 4;          // lanes of a warp that are looked through together
-constexpr int kListCapacity = 1024;      // values that reach the bound: 22 a tile on average for top_k 8
+constexpr int kStagedLanes = 2;          // lanes of a warp that are looked through together
+constexpr int kListCapacity = 1024;      // values that reach the bound: 9 a tile on average for top_k 8
 constexpr float kMostAboveBase = 64.0f;  // exponentials stay below e^64 of where their sum is based
 
-// What a thread holds of a tile: its packs, in ascending order of ids.
+// What a thread holds of a tile: its packs, in ascending order of ids; those that a tile has no place for hold anything.
 template <typename T>
 struct TilePart {
   static constexpr int kLoads = Pack<T>::kLoads;
@@ -52,6 +52,13 @@ __device__ __forceinline__ TilePart<T> load_tile(const T* row, int vocab_size, i
   part.first_id = tile_first + thread * kCount;
   // Packs `begin` to `end` - 1 of this tile lie in the row whole.
   const int begin = tile_first < 0 ? 1 : 0, end = min(tile_packs, (vocab_size - tile_first) / kCount);
+  if (begin == 0 && end == tile_packs && tile_packs % kDraftThreads == 0) {  // as nearly all tiles are cut
+    const uint4* packs = reinterpret_cast<const uint4*>(row + part.first_id);
+#pragma unroll
+    for (int load = 0; load < kLoads; ++load)
+      if (load * kDraftThreads < tile_packs) part.packs[load] = __ldcs(packs + load * kDraftThreads);
+    return part;
+  }
 #pragma unroll
   for (int load = 0; load < kLoads; ++load) {
     const int pack = load * kDraftThreads + thread;
@@ -79,15 +86,16 @@ struct ScanShared {
   alignas(16) uint4 staged[kDraftWarps][kStagedLanes][kThreadLogits / 4];  // of a 16-bit type half is used
   alignas(16) uint64_t list[kListCapacity];
   int staged_ids[kDraftWarps][kStagedLanes];
-  alignas(16) uint32_t peaks[2][32];  // by turns, so that one barrier a tile is enough
+  alignas(16) uint32_t peaks[32];
   alignas(16) float bases[kDraftWarps];
   float sums[kDraftWarps][32];
   uint32_t warp_totals[kDraftWarps];
   uint32_t num_listed;
+  float bound;
   int is_finisher;
 };
 
-static_assert(sizeof(ScanShared) == 13776, "SCAN_BYTES of cuda_draft_layout.py");
+static_assert(sizeof(ScanShared) == 11536, "SCAN_BYTES of cuda_draft_layout.py");
 
 __device__ __forceinline__ uint32_t block_total(ScanShared& shared, uint32_t warp_total, int warp, int lane) {
   __syncthreads();
@@ -114,7 +122,7 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
     for (int tile = chunk.first; tile < chunk.last; ++tile) {
       const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
 #pragma unroll 1
-      for (int load = 0; load < kLoads; ++load)
+      for (int load = 0; load < kLoads && load * kDraftThreads < chunk.tile_packs; ++load)
         for (int i = 0; i < kCount; ++i) count += ordered_score(Pack<T>::get(part.packs[load], i)) >= trial ? 1 : 0;
     }
     for (int step = 16; step > 0; step >>= 1) count += __shfl_xor_sync(kWholeWarp, count, step);
@@ -126,7 +134,7 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
     const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
 #pragma unroll 1
-    for (int load = 0; load < kLoads; ++load)
+    for (int load = 0; load < kLoads && load * kDraftThreads < chunk.tile_packs; ++load)
       for (int i = 0; i < kCount; ++i) {
         const float x = Pack<T>::get(part.packs[load], i);
         if (ordered_score(x) > kth) shared.list[atomicAdd(&shared.num_listed, 1u)] = rank_key(x, part.id(load, i));
@@ -138,7 +146,7 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
     const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
 #pragma unroll 1
-    for (int load = 0; load < kLoads && next < static_cast<uint32_t>(top_k); ++load) {
+    for (int load = 0; load * kDraftThreads < chunk.tile_packs && next < static_cast<uint32_t>(top_k); ++load) {
       uint32_t before = 0, total = 0;  // equals in lower lanes; in the warp
       for (int i = 0; i < kCount; ++i) {
         const uint32_t votes = __ballot_sync(kWholeWarp, ordered_score(Pack<T>::get(part.packs[load], i)) == kth);
@@ -162,33 +170,24 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
   __syncthreads();
 }
 
-// One warp: a lower bound of the k-th largest of its lanes' values, which are not 0; the very one where no two are equal.
-__device__ __forceinline__ uint32_t kth_largest(uint32_t value, int k) {
-#pragma unroll 1
-  for (int rank = 1; rank < k; ++rank) value = value == warp_max(value) ? 0 : value;
-  return warp_max(value);
-}
-
-// The whole block, from each thread's largest value of a tile: what at least top_k values of the tile reach. The smallest of
-// the warps' largest values, or where there are not enough warps the top_k-th largest of those of groups of eight threads.
-__device__ __forceinline__ float tile_bound(uint32_t* peaks, float peak, int top_k) {
-  const int lane = threadIdx.x & 31;
-  uint32_t group_peak = ordered_score(peak), bound;
-  if (top_k <= kDraftWarps) {
-    group_peak = warp_max(group_peak);
-    if (lane == 0) peaks[threadIdx.x >> 5] = group_peak;
-    __syncthreads();
-    bound = peaks[0];
+// The whole block, from each thread's largest value of a tile: what at least top_k values of the tile reach, the top_k-th
+// largest of those of groups of eight threads. One warp finds it, since a multiprocessor is busy with many.
+__device__ __forceinline__ float tile_bound(ScanShared& shared, float peak, int top_k, int warp, int lane) {
+  uint32_t group_peak = ordered_score(peak);
 #pragma unroll
-    for (int warp = 1; warp < kDraftWarps; ++warp) bound = min(bound, peaks[warp]);
-  } else {
+  for (int step = 1; step < 8; step <<= 1) group_peak = max(group_peak, __shfl_xor_sync(kWholeWarp, group_peak, step));
+  if (lane % 8 == 0) shared.peaks[threadIdx.x / 8] = group_peak;
+  __syncthreads();
+  if (warp == 0) {
+    const uint32_t mine = shared.peaks[lane];
+    int greater = 0;
 #pragma unroll
-    for (int step = 1; step < 8; step <<= 1) group_peak = max(group_peak, __shfl_xor_sync(kWholeWarp, group_peak, step));
-    if (lane % 8 == 0) peaks[threadIdx.x / 8] = group_peak;
-    __syncthreads();
-    bound = kth_largest(peaks[lane], top_k);
+    for (int i = 0; i < 32; ++i) greater += shared.peaks[i] > mine ? 1 : 0;
+    const uint32_t bound = warp_min(greater < top_k ? mine : ~0u);
+    if (lane == 0) shared.bound = fmaxf(score_of(bound), -FLT_MAX);
   }
-  return fmaxf(score_of(bound), -FLT_MAX);
+  __syncthreads();
+  return shared.bound;
 }
 
 static_assert(kDraftThreads / 8 == 32, "a group of eight threads for each lane of a warp");
@@ -196,9 +195,9 @@ static_assert(kDraftThreads / 8 == 32, "a group of eight threads for each lane o
 // One warp: values of its lanes that reach the bound, into the block's list; `peak` is each lane's largest. The few lanes with
 // such values stage what they hold, and then all lanes look through it together.
 template <typename T>
-__device__ __forceinline__ void list_warp(ScanShared& shared, const TilePart<T>& part, float peak, float lowest, int num_loads) {
+__device__ __forceinline__ void list_warp(ScanShared& shared, const TilePart<T>& part, float peak, float lowest, int num_loads,
+                                          int warp, int lane) {
   constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   bool is_hot = peak >= lowest;
   uint32_t hot = __ballot_sync(kWholeWarp, is_hot);
   const int id_step = lane / kCount * (kDraftThreads * kCount) + lane % kCount;
@@ -226,11 +225,11 @@ __device__ __forceinline__ void list_warp(ScanShared& shared, const TilePart<T>&
       total += __popc(votes);
     }
     uint32_t at = 0;
-    if (lane == 0) at = atomicAdd(&shared.num_listed, total);
+    if (lane == 0) at = add_shared(&shared.num_listed, total);
     at = __shfl_sync(kWholeWarp, at, 0);
 #pragma unroll
     for (int i = 0; i < kStagedLanes; ++i)
-      if (values[i] >= lowest && at + before[i] < kListCapacity)
+      if ((values[i] >= lowest) & (at + before[i] < kListCapacity))
         shared.list[at + before[i]] = rank_key(values[i], shared.staged_ids[warp][i] + id_step);
     __syncwarp();
     hot = __ballot_sync(kWholeWarp, is_hot);
@@ -249,7 +248,7 @@ __device__ __forceinline__ void write_best(const uint64_t* list, int n, int top_
     if (own == 0 && at < n && rank < top_k) send(keys + rank, key);
   }
   const int rank = static_cast<int>(threadIdx.x);
-  if (rank >= n && rank < top_k) send(keys + rank, kNothing);
+  if (rank >= min(n, top_k) && rank < chunk_keys(top_k)) send(keys + rank, kNothing);
 }
 
 // One warp: the block's sum from those of all its threads.
@@ -263,45 +262,61 @@ __device__ __forceinline__ ExpSum join_threads(const ScanShared& shared, int lan
   return {base, warp_sum(sum)};
 }
 
+// A thread's sum of exponentials, based on the largest of its warp's first logits, or of later ones if they are much larger.
+struct WarpSum {
+  float base = -INFINITY, total = 0.0f;
+
+  // The whole warp. Returns the thread's largest logit of the tile.
+  template <typename T>
+  __device__ __forceinline__ float add(const TilePart<T>& part, int tile_packs) {
+    constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
+    float peak = Pack<T>::peak(part.packs[0]);
+    if (base == -INFINITY) base = warp_peak(peak);
+#pragma unroll 1
+    while (true) {
+      const float origin = exp_base(base);
+      float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int load = 0; load < kLoads; ++load) {
+        if (load * kDraftThreads >= tile_packs) break;
+        peak = fmaxf(peak, Pack<T>::peak(part.packs[load]));
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) sums[i % 4] += fast_exp(Pack<T>::get(part.packs[load], i) - origin);
+      }
+      if (!__any_sync(kWholeWarp, peak > base + kMostAboveBase)) {
+        total += (sums[0] + sums[1]) + (sums[2] + sums[3]);
+        return peak;
+      }
+      const float new_base = fmaxf(base, warp_peak(peak));
+      total *= fast_exp(base - new_base);
+      base = new_base;
+    }
+  }
+
+ private:
+  __device__ static float warp_peak(float peak) { return score_of(warp_max(ordered_score(fmaxf(peak, -INFINITY)))); }
+};
+
 // One block: top_k keys and the sum of exponentials of one chunk, into the workspace. A tile's exponentials are summed
 // while its loads arrive; then the values that reach the bound are listed. The bound comes from the first tile with enough
-// logits above -inf. A warp's sum is based on the largest of its first logits, or of later ones if they are much larger.
+// logits above -inf.
 // Returns whether `ticket`, thread 0's, is `last`.
 template <typename T>
 __device__ __forceinline__ bool scan_chunk(const T* row, int vocab_size, Chunk chunk, ScanShared& shared, int top_k,
-                                           uint64_t* keys, uint64_t* sum, uint32_t ticket, uint32_t last) {
-  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+                                           uint64_t* keys, uint64_t* sum_place, uint32_t ticket, uint32_t last) {
+  const int lane = threadIdx.x & 31, warp = warp_index();
   if (threadIdx.x == 0) shared.num_listed = 0;
-  float base = -INFINITY, sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  float limit = -INFINITY, origin = 0.0f;       // what follows from the base
-  float lowest = -INFINITY;                     // the bound, once there is one
+  WarpSum sum;
+  float lowest = -INFINITY;  // the bound, once there is one
 #pragma unroll 1
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
     const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
-    float peak = -INFINITY;
-#pragma unroll
-    for (int load = 0; load < kLoads; ++load) {
-      if (load * kDraftThreads >= chunk.tile_packs) break;
-      const float pack_peak = Pack<T>::peak(part.packs[load]);
-      peak = fmaxf(peak, pack_peak);
-      if (__any_sync(kWholeWarp, pack_peak > limit)) {  // at first, and hardly ever again
-        const float new_base = fmaxf(base, score_of(warp_max(ordered_score(fmaxf(pack_peak, -INFINITY)))));
-        const float scale = fast_exp(base - new_base);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sums[i] *= scale;
-        base = new_base;
-        limit = base + kMostAboveBase;
-        origin = exp_base(base);
-      }
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) sums[i % 4] += fast_exp(Pack<T>::get(part.packs[load], i) - origin);
-    }
-    if (!(lowest > -FLT_MAX)) lowest = tile_bound(shared.peaks[(tile - chunk.first) & 1], peak, top_k);  // all alike
-    list_warp(shared, part, peak, lowest, (chunk.tile_packs + kDraftThreads - 1) / kDraftThreads);
+    const float peak = sum.add(part, chunk.tile_packs);
+    if (!(lowest > -FLT_MAX)) lowest = tile_bound(shared, peak, top_k, warp, lane);  // alike in all threads
+    list_warp(shared, part, peak, lowest, (chunk.tile_packs + kDraftThreads - 1) / kDraftThreads, warp, lane);
   }
-  shared.sums[warp][lane] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  if (lane == 0) shared.bases[warp] = base;
+  shared.sums[warp][lane] = sum.total;
+  if (lane == 0) shared.bases[warp] = sum.base;
   if (threadIdx.x == 0) shared.is_finisher = ticket == last;
   __syncthreads();
   if (keys) {
@@ -310,7 +325,7 @@ __device__ __forceinline__ bool scan_chunk(const T* row, int vocab_size, Chunk c
   }
   if (warp == kDraftWarps - 1) {
     const ExpSum joined = join_threads(shared, lane);
-    if (lane == 0) send(sum, sum_word(joined));
+    if (lane == 0) send(sum_place, sum_word(joined));
   }
   return shared.is_finisher != 0;
 }

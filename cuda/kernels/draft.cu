@@ -22,7 +22,7 @@ struct DraftParams {
   const int32_t* roots;
   const int32_t* base_lengths;
   const int32_t* vocab_map;
-  uint64_t* chunk_keys;  // [B, depths, chunks, top_k] rank keys (logit, id), descending, then kNothing; zero before and after
+  uint64_t* chunk_keys;  // [B, depths, chunks, chunk_keys(top_k)] (logit, id), descending; zero before and after
   uint64_t* chunk_sums;  // [B, depths, chunks] words of ExpSum, zero before and after
   uint32_t* tickets;     // [B], zero before and after
   int32_t num_chunks;    // of a row
@@ -60,7 +60,7 @@ class Finish {
     const int32_t root = params_.roots[batch_], base_length = params_.base_lengths[batch_];
     clear_ends();
     const bool is_bad = __syncthreads_or(merge());
-    if (threadIdx.x < 32)
+    if (warp_index() == 0)
       pick();
     else
       clear_workspace();
@@ -70,7 +70,7 @@ class Finish {
 
  private:
   __device__ uint64_t* keys() const {
-    return params_.chunk_keys + batch_ * depths_ * params_.num_chunks * sizes_.top_k;
+    return params_.chunk_keys + batch_ * depths_ * params_.num_chunks * chunk_keys(sizes_.top_k);
   }
   __device__ uint64_t* sums() const { return params_.chunk_sums + batch_ * depths_ * params_.num_chunks; }
 
@@ -86,12 +86,12 @@ class Finish {
 
   // Returns whether a row of this warp is bad.
   __device__ bool merge() {
-    const int warp = threadIdx.x >> 5;
+    const int warp = warp_index();
+    const ChunkMail mail{keys(), sums(), depths_, params_.num_chunks, sizes_.top_k};
     bool is_bad = false;
 #pragma unroll 1
     for (int first = warp; first < depths_; first += kRowsAtOnce * kDraftWarps)
-      is_bad |= RowMerge({keys(), sums(), params_.num_chunks, sizes_.top_k}, shared_.rows[warp])
-                    .run(first, kDraftWarps, depths_, lists_);
+      is_bad |= RowMerge(mail, shared_.rows[warp]).run(first, kDraftWarps, lists_);
     return is_bad;
   }
 
@@ -113,12 +113,12 @@ class Finish {
     const int own = static_cast<int>(threadIdx.x) - 32, threads = kDraftThreads - 32;
     const int64_t num_chunks = static_cast<int64_t>(depths_) * params_.num_chunks;
     clear_mail(sums(), num_chunks, own, threads);
-    clear_mail(keys(), num_chunks * sizes_.top_k, own, threads);
+    clear_mail(keys(), num_chunks * chunk_keys(sizes_.top_k), own, threads);
   }
 
   __device__ void write(int32_t root, int32_t base_length, bool is_bad) {
     const TreeShared& tree = shared_.tree;
-    const int valid = tree.size, words = sizes_.mask_words(), log2_stride = 31 - __clz(lists_.stride);
+    const int valid = tree.size, log2_stride = 31 - __clz(lists_.stride);
     write_nodes(sizes_, params_.out, batch_, root, base_length, valid, [&](int i) {
       const PickedNode node = tree.nodes[i];
       int32_t token = static_cast<int32_t>(lists_.ids[node.place]);
@@ -127,7 +127,7 @@ class Finish {
                        node.cost, kNoNode};
     });
     write_masks(sizes_, params_.out, batch_, [&](int i, int word) {
-      return i < valid ? tree.masks[i * words + word] : padding_mask(sizes_, i, word);
+      return i < valid ? tree.masks[i][word] : padding_mask(sizes_, i, word);
     });
     if (threadIdx.x == 0) {
       const bool is_truncated = tree.is_full && sizes_.vocab_size > sizes_.top_k;
@@ -157,7 +157,7 @@ __device__ __forceinline__ void build(const DraftParams& params, unsigned char* 
     const int first_tile = static_cast<int>(chunk) * params.chunk_tiles;
     const Chunk tiles{first_tile, min(first_tile + params.chunk_tiles, params.num_tiles), params.tile_packs};
     const bool is_finisher = scan_chunk(row, sizes.vocab_size, tiles, *reinterpret_cast<ScanShared*>(memory), sizes.top_k,
-                                        params.sums_only ? nullptr : params.chunk_keys + slot * sizes.top_k,
+                                        params.sums_only ? nullptr : params.chunk_keys + slot * chunk_keys(sizes.top_k),
                                         params.chunk_sums + slot, ticket, chunks * depths - 1);
     if (params.sums_only || !is_finisher) return;
     __syncthreads();

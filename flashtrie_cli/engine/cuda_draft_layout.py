@@ -13,10 +13,12 @@ from flashtrie_cli.errors import UsageError
 THREADS = 256
 TILE_LOGITS = 8192
 """Most logits that one block reads at a time (kTileLogits)."""
-SCAN_BYTES = 13_776
+SCAN_BYTES = 11_536
 """Shared memory of a block's scan (ScanShared)."""
 FINISH_BYTES = 49_152
 """Shared memory of a block that merges rows and picks a tree (FinishShared), before its lists."""
+DEALT_KEYS = 8
+"""A chunk sends a multiple of so many keys (kDealtKeys)."""
 BLOCKS_PER_MULTIPROCESSOR = 4
 """Blocks that run at once (kBlocksAtOnce)."""
 MAX_CHUNK_TILES = 4
@@ -157,6 +159,11 @@ def _row_packs(plan: DraftPlan, logits: int) -> tuple[int, int]:
     return -(-(plan.vocab_size + (0 if aligned else pack - 1)) // pack), pack
 
 
+def _whole_loads(packs: int) -> int:
+    """As many packs or more that all threads of a block load alike."""
+    return -(-packs // THREADS) * THREADS
+
+
 @dataclass(frozen=True)
 class Tiling:
     """How a row of logits is cut: ``num_tiles`` of ``tile_packs`` packs, ``chunk_tiles`` of them to a block."""
@@ -179,11 +186,11 @@ def tiling(plan: DraftPlan, logits: int, num_multiprocessors: int) -> Tiling:
     least = -(-packs * pack // TILE_LOGITS)
     if rows * least > 2 * blocks:
         chunk_tiles = max(1, min(rows * least // (2 * blocks), MAX_CHUNK_TILES, least))
-        return Tiling(least, -(-packs // least), chunk_tiles)
+        return Tiling(least, _whole_loads(-(-packs // least)), chunk_tiles)
 
     def cut(chunks: int) -> Tiling:
         chunk_tiles = -(-packs * pack // (chunks * TILE_LOGITS))
-        tile_packs = -(-packs // (chunks * chunk_tiles))
+        tile_packs = _whole_loads(-(-packs // (chunks * chunk_tiles)))
         return Tiling(-(-packs // tile_packs), tile_packs, chunk_tiles)
 
     def cost(cut: Tiling) -> int:
@@ -206,7 +213,7 @@ def _workspace_parts(plan: DraftPlan, constrained: bool) -> dict[str, int]:
     sizes = {
         "tickets": 4 * plan.batch_size,
         "chunk_sums": 8 * chunks,
-        "chunk_keys": 8 * chunks * plan.top_k,
+        "chunk_keys": 8 * chunks * (-(-plan.top_k // DEALT_KEYS) * DEALT_KEYS),
         "levels": _LEVEL_NODE_BYTES * plan.batch_size * (plan.num_depths + 1) * plan.num_nodes
         if constrained
         else 0,
