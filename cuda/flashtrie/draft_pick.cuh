@@ -12,9 +12,9 @@ namespace flashtrie {
 // A node of the tree as it was picked.
 struct alignas(16) PickedNode {
   uint32_t parent;
-  uint32_t place;  // where the lists have it
+  uint32_t place;     // where the lists have it
   float cost;
-  uint32_t padding;
+  float first_offer;  // the cost of its own first child
 };
 
 struct TreeShared {
@@ -22,27 +22,31 @@ struct TreeShared {
   uint32_t masks[kDraftMaxNodes][32];  // rows of picked nodes, a word a lane
   int size;
   int is_full;  // some node has all its listed children in the tree
-  int is_bad;
 };
 
 // Node i's offer lives in registers of lane i % 32, slot i / 32: the child's cost, and what follows if it is taken, the next
-// sibling's cost and the child's own first offer. A round is the warp's minimum, the lane that has it, and one exchange.
-// Rounds overlap: what the lists say of the last pick, which no offer needs yet, arrives while the next minimum is found.
+// sibling's cost and the child's own first offer. A round is the warp's minimum and the lowest lane that has it. That lane
+// goes on at once with both offers that follow, its own and the new node's; the new node's lane takes over from it while the
+// next minimum is found, and so does what the lists say of the offers after those.
 // Costs are not negative, so that their bits compare like themselves; lists have ends wherever a read may get to, so that
 // there are no branches.
 template <int kSlots>
 class TreePick {
  public:
   __device__ TreePick(const DraftLists& lists, TreeShared& tree, int num_nodes)
-      : lists_(lists),
+      : costs_of_(lists.costs),
         tree_(tree),
         num_nodes_(static_cast<uint32_t>(num_nodes)),
+        stride_(static_cast<uint32_t>(lists.stride)),
+        log2_stride_(31 - __clz(lists.stride)),
         lane_(threadIdx.x & 31) {}
 
-  __device__ void run() {
-    const uint32_t stride = static_cast<uint32_t>(lists_.stride), log2_stride = 31 - __clz(lists_.stride);
-    start(stride);
-    uint32_t node = 1, last_rank = 0;
+  // The best tree of lists with top_k candidates each.
+  __device__ void run(uint32_t top_k) {
+    // The root, as if it had just been picked from a row in front of the first.
+    PickedNode last{0, 0u - stride_, 0.0f, costs_of_[0]};
+    start(last);
+    uint32_t node = 0, last_rank = 0, pending = ~0u;
 #pragma unroll 1
     while (true) {
       uint32_t offer = offered_[0], slot = 0;
@@ -51,9 +55,13 @@ class TreePick {
         slot = offered_[i] < offer ? i : slot;
         offer = min(offer, offered_[i]);
       }
-      const uint32_t best = warp_min(offer);
+      const uint32_t best = warp_min(min(offer, pending));
+      const Behind behind = look_behind(last);
+      join_in(node, last, offer, slot);
       const uint32_t votes = __ballot_sync(kWholeWarp, offer == best);
-      settle(node - 1);
+      settle(node, last, behind);
+      last_rank = max(last_rank, last.place & (stride_ - 1));
+      ++node;
       if (best >= kNoCost || node == num_nodes_) break;
       float sibling = siblings_[0], grandchild = grandchildren_[0];
       uint32_t child = children_[0];
@@ -63,77 +71,90 @@ class TreePick {
         grandchild = slot == i ? grandchildren_[i] : grandchild;
         child = slot == i ? children_[i] : child;
       }
-      uint32_t winner = __ffs(votes) - 1;
-      if (kSlots > 1 && (votes & (votes - 1)) != 0) winner = warp_min(offer == best ? slot << 5 | lane_ : ~0u) & 31;
-      // The next round waits for the offer, not for the place.
-      const float first_offer = __uint_as_float(lane_word(__float_as_uint(grandchild), winner));
-      const uint32_t taken = lane_word(kSlots > 1 ? slot << 24 | child : child, winner);
-      const uint32_t place = kSlots > 1 ? taken & 0xffffff : taken;
-      const uint32_t parent = kSlots > 1 ? (taken >> 24) << 5 | winner : winner;
-      const uint32_t below = ((place >> log2_stride) + 1) << log2_stride;
+      bool wins = offer == best && (votes & lanes_below(lane_)) == 0;
+      if (kSlots > 1 && (votes & (votes - 1)) != 0) {  // a tie goes to the lowest node
+        const uint32_t mine = offer == best ? slot << 5 | lane_ : ~0u;
+        wins = warp_min(mine) == mine;
+      }
+      pending = wins ? __float_as_uint(grandchild) : ~0u;
 #pragma unroll
       for (uint32_t i = 0; i < kSlots; ++i) {
-        const bool is_parent = lane_ == winner && slot == i, is_node = (i << 5 | lane_) == node;
-        offered_[i] = is_parent ? __float_as_uint(sibling) : is_node ? __float_as_uint(first_offer) : offered_[i];
-        children_[i] = is_parent ? place + 1 : is_node ? below : children_[i];
+        const bool is_parent = wins && slot == i;
+        offered_[i] = is_parent ? __float_as_uint(sibling) : offered_[i];
+        children_[i] += is_parent ? 1 : 0;
       }
-      last_ = {parent, __uint_as_float(best), first_offer, lists_.costs[place + 2], lists_.costs[below],
-               lists_.costs[below + 1], lists_.costs[below + stride],
-               tree_.masks[parent][lane_]};
-      if (lane_ == 0) tree_.nodes[node] = {parent, place, __uint_as_float(best), 0};
-      last_rank = max(last_rank, place & (stride - 1));
-      ++node;
+      if (wins) tree_.nodes[node] = {slot << 5 | lane_, child, __uint_as_float(best), grandchild};
+      __syncwarp();
+      last = tree_.nodes[node];
     }
     if (lane_ == 0) {
       tree_.size = static_cast<int>(node);
-      tree_.is_full = node > 1 && last_rank == static_cast<uint32_t>(lists_.top_k) - 1;
+      tree_.is_full = node > 1 && last_rank == top_k - 1;
     }
   }
 
  private:
-  // A pick, as far as its offers are not settled.
-  struct Pick {
-    uint32_t parent;
-    float cost, first_offer;       // of the node
-    float after;                   // of the lists: behind its next sibling
-    float first, second, deeper;   // the two first children of a node of its depth, and the first child of such a child
-    uint32_t parent_mask;          // a word a lane
+  // What the lists say of the offers behind a pick.
+  struct Behind {
+    float after;                  // its second next sibling
+    float first, second, deeper;  // the first two children of a node of its depth, and the first child of such a child
+    uint32_t parent_mask;         // a word a lane
   };
 
-  // The root, as if it had just been picked.
-  __device__ void start(uint32_t stride) {
+  __device__ void start(const PickedNode& root) {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       offered_[i] = ~0u;
       children_[i] = 0;
       costs_[i] = siblings_[i] = grandchildren_[i] = 0.0f;
     }
-    const float* costs = lists_.costs;
-    if (lane_ == 0) offered_[0] = __float_as_uint(costs[0]);
-    last_ = {~0u, 0.0f, costs[0], 0.0f, 0.0f, costs[1], costs[stride], 0};
+    if (lane_ == 0) offered_[0] = __float_as_uint(root.first_offer);
+    tree_.masks[0][lane_] = 0;
   }
 
-  // What follows from the last pick, `node`.
-  __device__ void settle(uint32_t node) {
+  // Where the lists have the first child of a node.
+  __device__ uint32_t below(uint32_t place) const { return ((place >> log2_stride_) + 1) << log2_stride_; }
+
+  __device__ Behind look_behind(const PickedNode& last) const {
+    const float* row = costs_of_ + below(last.place);
+    return {costs_of_[max(static_cast<int>(last.place) + 2, 0)], row[0], row[1], row[stride_],
+            tree_.masks[last.parent][lane_]};
+  }
+
+  // The lane of the last pick, `node`, offers its first child.
+  __device__ void join_in(uint32_t node, const PickedNode& last, uint32_t& offer, uint32_t& slot) {
+    const uint32_t first_offer = __float_as_uint(last.first_offer);
 #pragma unroll
     for (uint32_t i = 0; i < kSlots; ++i) {
-      const bool is_parent = (i << 5 | lane_) == last_.parent, is_node = (i << 5 | lane_) == node;
-      const float after = costs_[i] + last_.after, below = __uint_as_float(offered_[i]) + last_.first;
-      costs_[i] = is_node ? last_.cost : costs_[i];
-      siblings_[i] = is_parent ? after : is_node ? last_.cost + last_.second : siblings_[i];
-      grandchildren_[i] = is_parent ? below : is_node ? last_.first_offer + last_.deeper : grandchildren_[i];
+      const bool is_node = (i << 5 | lane_) == node;
+      offered_[i] = is_node ? first_offer : offered_[i];
+      children_[i] = is_node ? below(last.place) : children_[i];
     }
-    tree_.masks[node][lane_] = last_.parent_mask | (lane_ == node >> 5 ? 1u << (node & 31) : 0);
+    const bool is_better = lane_ == (node & 31) && first_offer < offer;
+    offer = is_better ? first_offer : offer;
+    slot = is_better ? node >> 5 : slot;
   }
 
-  const DraftLists& lists_;
+  // What follows from the last pick, `node`, for its parent's offers and its own.
+  __device__ void settle(uint32_t node, const PickedNode& last, const Behind& behind) {
+#pragma unroll
+    for (uint32_t i = 0; i < kSlots; ++i) {
+      const bool is_node = (i << 5 | lane_) == node, is_parent = (i << 5 | lane_) == last.parent;
+      const float sibling = costs_[i] + behind.after, below = __uint_as_float(offered_[i]) + behind.first;
+      siblings_[i] = is_node ? last.cost + behind.second : is_parent ? sibling : siblings_[i];
+      grandchildren_[i] = is_node ? last.first_offer + behind.deeper : is_parent ? below : grandchildren_[i];
+      costs_[i] = is_node ? last.cost : costs_[i];
+    }
+    tree_.masks[node][lane_] = behind.parent_mask | (lane_ == node >> 5 ? 1u << (node & 31) : 0);
+  }
+
+  const float* costs_of_;  // of the lists
   TreeShared& tree_;
-  const uint32_t num_nodes_, lane_;
+  const uint32_t num_nodes_, stride_, log2_stride_, lane_;
   uint32_t offered_[kSlots];   // bits of the offered child's cost
   uint32_t children_[kSlots];  // its place in the lists
   float costs_[kSlots];        // of the node
   float siblings_[kSlots], grandchildren_[kSlots];
-  Pick last_;
 };
 
 }  // namespace flashtrie

@@ -98,14 +98,15 @@ class Finish {
   // One warp.
   __device__ void pick() {
     const int num_nodes = sizes_.num_nodes;
+    const uint32_t top_k = static_cast<uint32_t>(sizes_.top_k);
     if (num_nodes <= 32)
-      TreePick<1>(lists_, shared_.tree, num_nodes).run();
+      TreePick<1>(lists_, shared_.tree, num_nodes).run(top_k);
     else if (num_nodes <= 64)
-      TreePick<2>(lists_, shared_.tree, num_nodes).run();
+      TreePick<2>(lists_, shared_.tree, num_nodes).run(top_k);
     else if (num_nodes <= 128)
-      TreePick<4>(lists_, shared_.tree, num_nodes).run();
+      TreePick<4>(lists_, shared_.tree, num_nodes).run(top_k);
     else
-      TreePick<8>(lists_, shared_.tree, num_nodes).run();
+      TreePick<8>(lists_, shared_.tree, num_nodes).run(top_k);
   }
 
   // All warps but one.
