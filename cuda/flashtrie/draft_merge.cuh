@@ -30,12 +30,14 @@ struct ChunkMail {
 
 constexpr int kRowsAtOnce = 2;  // of a warp
 
-// One row's: keys of 32 chunks by rank and two ends behind them, the best, and those of the chunks before.
+// One row's: keys of 32 chunks by rank and what is behind them, the best, and those of the chunks before.
 struct RowShared {
   uint64_t dealt[kDealtKeys + 2][32];
   uint64_t best[kDraftMaxTopK];
   uint64_t carried[kDraftMaxTopK];
 };
+
+constexpr uint64_t kAskForMore = ~uint64_t(0);  // behind a lane's keys where there are more: above all keys
 
 class RowMerge {
  public:
@@ -83,35 +85,32 @@ class RowMerge {
   // Waits for the first keys of all lanes, and for their sums; the words of all rows are in flight together. Lanes without a
   // chunk look at somebody else's.
   __device__ void deal(ExpSum* parts) {
+    uint64_t words[kRowsAtOnce];
+#pragma unroll
+    for (int row = 0; row < kRowsAtOnce; ++row) at_[row] = rank_[row] = 0;
     bool is_here;
     do {
       WordPair found[kRowsAtOnce][kDealtKeys / 2];
-      uint64_t words[kRowsAtOnce];
 #pragma unroll
       for (int row = 0; row < kRowsAtOnce; ++row) {
         words[row] = look(mail_.sums + place_[row]);
-        look_at(row, 0, found[row]);
+        look_at(row, found[row]);
       }
       is_here = true;
 #pragma unroll
-      for (int row = 0; row < kRowsAtOnce; ++row) {
-        is_here &= words[row] != 0;
-        is_here &= put(row, found[row]);
-        parts[row] = is_chunk_ ? word_sum(words[row]) : ExpSum{-INFINITY, 0.0f};
-      }
+      for (int row = 0; row < kRowsAtOnce; ++row) is_here = is_here & (words[row] != 0) & put(row, found[row]);
       if (!is_here) wait_a_little();
     } while (__any_sync(kWholeWarp, !is_here));
 #pragma unroll
     for (int row = 0; row < kRowsAtOnce; ++row) {
-      shared_[row].dealt[kDealtKeys][lane_] = shared_[row].dealt[kDealtKeys + 1][lane_] = 0;
-      dealt_[row] = 0;
-      start(row);
+      parts[row] = is_chunk_ ? word_sum(words[row]) : ExpSum{-INFINITY, 0.0f};
+      show(row);
     }
   }
 
-  // Keys from rank `rank` on, as they are now.
-  __device__ void look_at(int row, int rank, WordPair* found) const {
-    const uint64_t* keys = mail_.keys + place_[row] * chunk_keys(mail_.top_k) + rank;
+  // The keys at hand, as they are now.
+  __device__ void look_at(int row, WordPair* found) const {
+    const uint64_t* keys = mail_.keys + place_[row] * chunk_keys(mail_.top_k) + rank_[row];
 #pragma unroll
     for (int i = 0; i < kDealtKeys / 2; ++i) found[i] = look_twice(keys + 2 * i);
   }
@@ -121,22 +120,23 @@ class RowMerge {
     bool is_here = true;
 #pragma unroll
     for (int i = 0; i < kDealtKeys / 2; ++i) {
-      is_here &= found[i].first != 0;
-      is_here &= found[i].second != 0;
+      is_here = is_here & (found[i].first != 0) & (found[i].second != 0);
       shared_[row].dealt[2 * i][lane_] = found[i].first;
       shared_[row].dealt[2 * i + 1][lane_] = found[i].second;
     }
     return is_here;
   }
 
-  __device__ void start(int row) {
-    if (is_carried_)
+  // The head of what has been put. The whole warp.
+  __device__ void show(int row) {
+    if (mail_.num_chunks > 32 && is_carried_)
 #pragma unroll 1
-      for (int i = 0; i < kDealtKeys; ++i) shared_[row].dealt[i][lane_] = shared_[row].carried[dealt_[row] + i];
+      for (int i = 0; i < kDealtKeys; ++i) shared_[row].dealt[i][lane_] = shared_[row].carried[rank_[row] + i];
     const bool has_keys = is_chunk_ || is_carried_;
-    at_[row] = 0;
-    head_[row] = has_keys ? shared_[row].dealt[0][lane_] : 0;
-    next_[row] = has_keys ? shared_[row].dealt[1][lane_] : 0;
+    shared_[row].dealt[kDealtKeys][lane_] = rank_[row] + kDealtKeys < mail_.top_k ? kAskForMore : 0;
+    shared_[row].dealt[kDealtKeys + 1][lane_] = 0;
+    head_[row] = has_keys ? shared_[row].dealt[at_[row]][lane_] : 0;
+    next_[row] = has_keys ? shared_[row].dealt[at_[row] + 1][lane_] : 0;
   }
 
   // The top_k best of all lanes' keys.
@@ -147,39 +147,44 @@ class RowMerge {
 #pragma unroll
       for (int row = 0; row < kRowsAtOnce; ++row) most[row] = warp_max(score_word(row));
 #pragma unroll
+      for (int row = 0; row < kRowsAtOnce; ++row)
+        if (most[row] == static_cast<uint32_t>(kAskForMore >> 32)) most[row] = deal_more(row);
+#pragma unroll
       for (int row = 0; row < kRowsAtOnce; ++row) votes[row] = __ballot_sync(kWholeWarp, score_word(row) == most[row]);
 #pragma unroll
       for (int row = 0; row < kRowsAtOnce; ++row) {
         const bool wins = (votes[row] & (lanes_below(lane_) | 1u << lane_)) == 1u << lane_;
+        const bool moves = wins & (most[row] != 0);  // 0: there is none left
         if (wins) shared_[row].best[rank] = head_[row];
-        const bool moves = wins && most[row] != 0;  // 0: there is none left
         head_[row] = moves ? next_[row] : head_[row];
         at_[row] += moves ? 1 : 0;
-        next_[row] = moves ? shared_[row].dealt[at_[row] + 1][lane_] : next_[row];
+        next_[row] = shared_[row].dealt[at_[row] + 1][lane_];
       }
-      if (mail_.top_k > kDealtKeys) deal_more();
     }
     __syncwarp();
+    if (mail_.num_chunks <= 32) return;
 #pragma unroll
     for (int row = 0; row < kRowsAtOnce; ++row)
       shared_[row].carried[lane_] = lane_ < mail_.top_k ? shared_[row].best[lane_] : 0;
     __syncwarp();
   }
 
-  // The next keys of lanes that have had all that were dealt.
-  __device__ void deal_more() {
-#pragma unroll
-    for (int row = 0; row < kRowsAtOnce; ++row) {
-      if (at_[row] < kDealtKeys || dealt_[row] + kDealtKeys >= mail_.top_k) continue;
-      dealt_[row] += kDealtKeys;
-      WordPair found[kDealtKeys / 2];
-      look_at(row, dealt_[row], found);
-      while (!put(row, found)) {
-        wait_a_little();
-        look_at(row, dealt_[row], found);
-      }
-      start(row);
+  // Lanes that have had all that were dealt get the next ones, the others what they have. Returns the best of the heads. The
+  // whole warp.
+  __device__ uint32_t deal_more(int row) {
+    if (head_[row] == kAskForMore) {
+      rank_[row] += kDealtKeys;
+      at_[row] = 0;
     }
+    WordPair found[kDealtKeys / 2];
+    bool is_here;
+    do {
+      look_at(row, found);
+      is_here = put(row, found);
+      if (!is_here) wait_a_little();
+    } while (__any_sync(kWholeWarp, !is_here));
+    show(row);
+    return warp_max(score_word(row));
   }
 
   __device__ uint32_t score_word(int row) const { return static_cast<uint32_t>(head_[row] >> 32); }
@@ -190,8 +195,8 @@ class RowMerge {
   bool is_chunk_, is_carried_;  // what the lane's keys are of
   int place_[kRowsAtOnce];      // of its chunk, among those of the batch row
   uint64_t head_[kRowsAtOnce], next_[kRowsAtOnce];
-  int at_[kRowsAtOnce];     // of the head, among those that are dealt
-  int dealt_[kRowsAtOnce];  // rank of the first of them
+  int at_[kRowsAtOnce];    // of the head, among those that are dealt
+  int rank_[kRowsAtOnce];  // of the first of them
 };
 
 }  // namespace flashtrie

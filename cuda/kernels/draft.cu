@@ -39,7 +39,7 @@ struct alignas(16) FinishShared {
   };
 };
 
-static_assert(sizeof(FinishShared) == 49152, "FINISH_BYTES of cuda_draft_layout.py");
+static_assert(sizeof(FinishShared) == 36880, "FINISH_BYTES of cuda_draft_layout.py");
 
 // The finisher of a batch row: chunks to candidate lists, lists to a tree, tree to outputs.
 class Finish {
