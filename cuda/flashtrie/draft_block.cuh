@@ -193,20 +193,29 @@ __device__ __forceinline__ void collect_masks(const DraftSizes& sizes, int valid
 // Bytes of 0 or 1 from the low four bits.
 __device__ __forceinline__ uint32_t spread4(uint32_t bits) { return ((bits & 15) * 0x00204081u) & 0x01010101u; }
 
-// The whole block writes the masks of one batch row; `mask_of(node, word)` gives them.
+// A thread's number where the first `busy` warps have something else to do.
+__device__ __forceinline__ int thread_after(int busy) {
+  return static_cast<int>((threadIdx.x + kDraftThreads - 32 * busy) % kDraftThreads);
+}
+
+// The whole block writes the masks of one batch row; `mask_of(node, word)` gives them. Small trees' parts go to warps of
+// their own.
 template <typename MaskOf>
 __device__ __forceinline__ void write_masks(const DraftSizes& sizes, const DraftOutputs& out, int64_t batch,
                                             const MaskOf& mask_of) {
   const int size = sizes.num_nodes, words = sizes.mask_words();
   int32_t* packed = out.packed_ancestor_mask + batch * size * words;
+  const int word_shift = 32 - __clz(words - 1);
 #pragma unroll 1
-  for (int at = threadIdx.x; at < size * words; at += kDraftThreads)
-    packed[at] = static_cast<int32_t>(mask_of(at / words, at % words));
+  for (int at = thread_after(1); at < size << word_shift; at += kDraftThreads) {
+    const int i = at >> word_shift, word = at & ((1 << word_shift) - 1);
+    if (word < words) packed[i * words + word] = static_cast<int32_t>(mask_of(i, word));
+  }
   int8_t* bytes = out.ancestor_mask + batch * size * size;
   if (size % 16 == 0 && reinterpret_cast<uintptr_t>(out.ancestor_mask) % 16 == 0) {
     const int pieces = size / 16, shift = 32 - __clz(pieces - 1);
 #pragma unroll 1
-    for (int at = threadIdx.x; at < size << shift; at += kDraftThreads) {
+    for (int at = thread_after(2); at < size << shift; at += kDraftThreads) {
       const int i = at >> shift, piece = at & ((1 << shift) - 1);
       if (piece >= pieces) continue;
       const uint32_t bits = mask_of(i, piece / 2) >> (piece % 2 * 16);
@@ -220,6 +229,16 @@ __device__ __forceinline__ void write_masks(const DraftSizes& sizes, const Draft
       bytes[at] = static_cast<int8_t>((mask_of(i, key / 32) >> (key % 32)) & 1);
     }
   }
+}
+
+// Brings the kernel's parameters for the outputs into the multiprocessor's cache, before they are waited for.
+__device__ __forceinline__ void touch(const DraftOutputs& out) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" ::"l"(out.node_token_ids), "l"(out.node_depths), "l"(out.parent_ids), "l"(out.node_scores),
+               "l"(out.valid_counts), "l"(out.verify_token_ids), "l"(out.verify_position_ids));
+  asm volatile("" ::"l"(out.packed_ancestor_mask), "l"(out.ancestor_mask), "l"(out.context_lengths),
+               "l"(out.select_token_indices), "l"(out.status), "l"(out.node_states));
+#endif
 }
 
 // One node beside the root, as it goes out.

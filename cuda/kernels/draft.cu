@@ -11,7 +11,7 @@
 
 namespace flashtrie {
 
-constexpr int kBlocksAtOnce = 4;  // of a multiprocessor: 64 registers a thread hold a tile without spilling
+constexpr int kBlocksAtOnce = 3;  // of a multiprocessor: 80 registers a thread, for what a finisher has in flight
 
 struct DraftParams {
   DraftSizes sizes;
@@ -115,6 +115,7 @@ class Finish {
     const int64_t num_chunks = static_cast<int64_t>(depths_) * params_.num_chunks;
     clear_mail(sums(), num_chunks, own, threads);
     clear_mail(keys(), num_chunks * chunk_keys(sizes_.top_k), own, threads);
+    touch(params_.out);
   }
 
   __device__ void write(int32_t root, int32_t base_length, bool is_bad) {

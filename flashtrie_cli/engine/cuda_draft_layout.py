@@ -19,7 +19,7 @@ FINISH_BYTES = 36_880
 """Shared memory of a block that merges rows and picks a tree (FinishShared), before its lists."""
 DEALT_KEYS = 4
 """A chunk sends a multiple of so many keys (kDealtKeys)."""
-BLOCKS_PER_MULTIPROCESSOR = 4
+BLOCKS_PER_MULTIPROCESSOR = 3
 """Blocks that run at once (kBlocksAtOnce)."""
 MAX_CHUNK_TILES = 4
 TILE_OVERHEAD = 1500
