@@ -238,6 +238,8 @@ __device__ __forceinline__ void touch(const DraftOutputs& out) {
                "l"(out.valid_counts), "l"(out.verify_token_ids), "l"(out.verify_position_ids));
   asm volatile("" ::"l"(out.packed_ancestor_mask), "l"(out.ancestor_mask), "l"(out.context_lengths),
                "l"(out.select_token_indices), "l"(out.status), "l"(out.node_states));
+#else
+  (void)out;
 #endif
 }
 

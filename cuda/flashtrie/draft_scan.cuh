@@ -180,10 +180,11 @@ __device__ __forceinline__ float tile_bound(ScanShared& shared, float peak, int 
   __syncthreads();
   if (warp == 0) {
     const uint32_t mine = shared.peaks[lane];
-    int greater = 0;
+    int greater[4] = {0, 0, 0, 0};
 #pragma unroll
-    for (int i = 0; i < 32; ++i) greater += shared.peaks[i] > mine ? 1 : 0;
-    const uint32_t bound = warp_min(greater < top_k ? mine : ~0u);
+    for (int i = 0; i < 32; ++i) greater[i % 4] += shared.peaks[i] > mine ? 1 : 0;
+    const bool reaches = greater[0] + greater[1] + (greater[2] + greater[3]) < top_k;
+    const uint32_t bound = warp_min(reaches ? mine : ~0u);
     if (lane == 0) shared.bound = fmaxf(score_of(bound), -FLT_MAX);
   }
   __syncthreads();
