@@ -62,18 +62,6 @@ __device__ __forceinline__ uint32_t lane_word(uint32_t word, uint32_t lane) {
 #endif
 }
 
-// atomicAdd of one lane of a warp to shared memory, which needs no look at what the other lanes do.
-__device__ __forceinline__ uint32_t add_shared(uint32_t* at, uint32_t value) {
-#if defined(__CUDA_ARCH__)
-  uint32_t before;
-  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(at));
-  asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(before) : "r"(address), "r"(value) : "memory");
-  return before;
-#else
-  return atomicAdd(at, value);
-#endif
-}
-
 __device__ __forceinline__ uint32_t lanes_below(int lane) { return (1u << lane) - 1; }
 
 // exp(x) for x <= 0 within two units in the last place: one special-function instruction.

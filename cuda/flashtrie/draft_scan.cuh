@@ -213,7 +213,6 @@ __device__ __forceinline__ void list_warp(ScanShared& shared, const TilePart<T>&
     }
     __syncwarp();
     float values[kStagedLanes];
-    uint32_t before[kStagedLanes], total = 0;
 #pragma unroll
     for (int i = 0; i < kStagedLanes; ++i) {
       const bool is_value = i < num_staged && lane < num_loads * kCount;
@@ -221,17 +220,10 @@ __device__ __forceinline__ void list_warp(ScanShared& shared, const TilePart<T>&
     }
 #pragma unroll
     for (int i = 0; i < kStagedLanes; ++i) {
-      const uint32_t votes = __ballot_sync(kWholeWarp, values[i] >= lowest);
-      before[i] = total + __popc(votes & lanes_below(lane));
-      total += __popc(votes);
+      if (!(values[i] >= lowest)) continue;
+      const uint32_t place = atomicInc(&shared.num_listed, ~0u);  // as atomicAdd would first look who else adds
+      if (place < kListCapacity) shared.list[place] = rank_key(values[i], shared.staged_ids[warp][i] + id_step);
     }
-    uint32_t at = 0;
-    if (lane == 0) at = add_shared(&shared.num_listed, total);
-    at = __shfl_sync(kWholeWarp, at, 0);
-#pragma unroll
-    for (int i = 0; i < kStagedLanes; ++i)
-      if ((values[i] >= lowest) & (at + before[i] < kListCapacity))
-        shared.list[at + before[i]] = rank_key(values[i], shared.staged_ids[warp][i] + id_step);
     __syncwarp();
     hot = __ballot_sync(kWholeWarp, is_hot);
   }

@@ -172,18 +172,25 @@ __device__ __forceinline__ void build(const DraftParams& params, unsigned char* 
 #if defined(__CUDACC__)
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
+// The block's shared memory by an address in a register, which else is worked out again wherever it is used.
+__device__ __forceinline__ unsigned char* block_memory() {
+  uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared_memory));
+  asm volatile("" : "+r"(address));
+  return static_cast<unsigned char*>(__cvta_shared_to_generic(address));
+}
+
 extern "C" {
 __global__ void __launch_bounds__(flashtrie::kDraftThreads, flashtrie::kBlocksAtOnce)
     draft_float32(const __grid_constant__ flashtrie::DraftParams params) {
-  flashtrie::build<float>(params, shared_memory);
+  flashtrie::build<float>(params, block_memory());
 }
 __global__ void __launch_bounds__(flashtrie::kDraftThreads, flashtrie::kBlocksAtOnce)
     draft_float16(const __grid_constant__ flashtrie::DraftParams params) {
-  flashtrie::build<__half>(params, shared_memory);
+  flashtrie::build<__half>(params, block_memory());
 }
 __global__ void __launch_bounds__(flashtrie::kDraftThreads, flashtrie::kBlocksAtOnce)
     draft_bfloat16(const __grid_constant__ flashtrie::DraftParams params) {
-  flashtrie::build<flashtrie::Bfloat16>(params, shared_memory);
+  flashtrie::build<flashtrie::Bfloat16>(params, block_memory());
 }
 }
 #endif
