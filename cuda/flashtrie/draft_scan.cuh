@@ -221,7 +221,7 @@ __device__ __forceinline__ void list_warp(ScanShared& shared, const TilePart<T>&
 #pragma unroll
     for (int i = 0; i < kStagedLanes; ++i) {
       if (!(values[i] >= lowest)) continue;
-      const uint32_t place = atomicInc(&shared.num_listed, ~0u);  // as atomicAdd would first look who else adds
+      const uint32_t place = atomicInc(&shared.num_listed, 1u << 30);  // an addition would first see who else adds
       if (place < kListCapacity) shared.list[place] = rank_key(values[i], shared.staged_ids[warp][i] + id_step);
     }
     __syncwarp();
@@ -290,35 +290,43 @@ struct WarpSum {
   __device__ static float warp_peak(float peak) { return score_of(warp_max(ordered_score(fmaxf(peak, -INFINITY)))); }
 };
 
-// One block: top_k keys and the sum of exponentials of one chunk, into the workspace. A tile's exponentials are summed
+// Where a chunk's words go.
+struct ChunkPlace {
+  uint64_t* keys;  // [chunk_keys(top_k)], or null: they are not wanted
+  uint64_t* sum;
+};
+
+// One block: top_k keys and the sum of exponentials of one chunk, sent to where `place` says. A tile's exponentials are summed
 // while its loads arrive; then the values that reach the bound are listed. The bound comes from the first tile with enough
-// logits above -inf.
-// Returns whether `ticket`, thread 0's, is `last`.
-template <typename T>
+// logits above -inf. Returns whether `ticket`, thread 0's, is `last`.
+template <typename T, typename Place>
 __device__ __forceinline__ bool scan_chunk(const T* row, int vocab_size, Chunk chunk, ScanShared& shared, int top_k,
-                                           uint64_t* keys, uint64_t* sum_place, uint32_t ticket, uint32_t last) {
-  const int lane = threadIdx.x & 31, warp = warp_index();
+                                           const Place& place, uint32_t ticket, uint32_t last) {
+  const int lane = threadIdx.x & 31;
   if (threadIdx.x == 0) shared.num_listed = 0;
   WarpSum sum;
   float lowest = -INFINITY;  // the bound, once there is one
 #pragma unroll 1
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
     const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
+    const int warp = warp_index();
     const float peak = sum.add(part, chunk.tile_packs);
     if (!(lowest > -FLT_MAX)) lowest = tile_bound(shared, peak, top_k, warp, lane);  // alike in all threads
     list_warp(shared, part, peak, lowest, (chunk.tile_packs + kDraftThreads - 1) / kDraftThreads, warp, lane);
   }
+  const int warp = warp_index();
   shared.sums[warp][lane] = sum.total;
   if (lane == 0) shared.bases[warp] = sum.base;
   if (threadIdx.x == 0) shared.is_finisher = ticket == last;
   __syncthreads();
-  if (keys) {
+  const ChunkPlace to = place();
+  if (to.keys) {
     if (shared.num_listed > kListCapacity) list_exactly(row, vocab_size, chunk, shared, top_k);
-    write_best(shared.list, static_cast<int>(shared.num_listed), top_k, keys);
+    write_best(shared.list, static_cast<int>(shared.num_listed), top_k, to.keys);
   }
   if (warp == kDraftWarps - 1) {
     const ExpSum joined = join_threads(shared, lane);
-    if (lane == 0) send(sum_place, sum_word(joined));
+    if (lane == 0) send(to.sum, sum_word(joined));
   }
   return shared.is_finisher != 0;
 }

@@ -155,12 +155,14 @@ __device__ __forceinline__ void build(const DraftParams& params, unsigned char* 
     if (threadIdx.x == 0 && !params.sums_only) ticket = take_ticket(params.tickets + batch, chunks * depths);
     const uint32_t depth = blockIdx.y, chunk = blockIdx.x;
     const T* row = reinterpret_cast<const T*>(params.rows + batch * params.block_bytes + depth * params.row_bytes);
-    const int64_t slot = (batch * depths + depth) * chunks + chunk;
     const int first_tile = static_cast<int>(chunk) * params.chunk_tiles;
     const Chunk tiles{first_tile, min(first_tile + params.chunk_tiles, params.num_tiles), params.tile_packs};
+    const auto place = [&]() -> ChunkPlace {
+      const int64_t at = (batch * depths + depth) * chunks + chunk;
+      return {params.sums_only ? nullptr : params.chunk_keys + at * chunk_keys(sizes.top_k), params.chunk_sums + at};
+    };
     const bool is_finisher = scan_chunk(row, sizes.vocab_size, tiles, *reinterpret_cast<ScanShared*>(memory), sizes.top_k,
-                                        params.sums_only ? nullptr : params.chunk_keys + slot * chunk_keys(sizes.top_k),
-                                        params.chunk_sums + slot, ticket, chunks * depths - 1);
+                                        place, ticket, chunks * depths - 1);
     if (params.sums_only || !is_finisher) return;
     __syncthreads();
   }
