@@ -58,23 +58,23 @@ class RowMerge {
       ExpSum parts[kRowsAtOnce];
       deal(parts);
       take();
+      join_lanes(parts);
 #pragma unroll
-      for (int row = 0; row < kRowsAtOnce; ++row) {
-        const ExpSum joined = warp_join(parts[row]);
-        sums[row] = chunk == 0 ? joined : join(sums[row], joined);
-      }
+      for (int row = 0; row < kRowsAtOnce; ++row) sums[row] = chunk == 0 ? parts[row] : join(sums[row], parts[row]);
     }
+    float lse[kRowsAtOnce];
+#pragma unroll
+    for (int row = 0; row < kRowsAtOnce; ++row) lse[row] = log_sum(sums[row]);
     bool is_bad = false;
 #pragma unroll
     for (int row = 0; row < kRowsAtOnce; ++row) {
       const int depth = first + row * step;
-      const bool is_bad_row = is_bad_sum(sums[row]);
-      const float lse = log_sum(sums[row]);
       if (depth >= mail_.num_depths) break;
+      const bool is_bad_row = is_bad_sum(sums[row]);
       is_bad |= is_bad_row;
       if (lane_ >= mail_.top_k) continue;
       const uint64_t key = shared_[row].best[lane_];
-      const float cost = fabsf(child_log_prob(key_score(key), lse));
+      const float cost = fabsf(child_log_prob(key_score(key), lse[row]));
       lists.costs[depth * lists.stride + lane_] = is_bad_row || key <= kNothing ? __uint_as_float(kNoCost) : cost;
       lists.ids[depth * lists.stride + lane_] = key_node(key);
     }
@@ -139,8 +139,28 @@ class RowMerge {
     next_[row] = has_keys ? shared_[row].dealt[at_[row] + 1][lane_] : 0;
   }
 
-  // The top_k best of all lanes' keys.
+  // The sums of all lanes, brought to one for each row.
+  __device__ static void join_lanes(ExpSum* parts) {
+    float sums[kRowsAtOnce];
+#pragma unroll
+    for (int row = 0; row < kRowsAtOnce; ++row) {
+      const float base = score_of(warp_max(ordered_score(parts[row].base)));
+      sums[row] = parts[row].sum * fast_exp(parts[row].base - exp_base(base));
+      parts[row].base = base;
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1)
+#pragma unroll
+      for (int row = 0; row < kRowsAtOnce; ++row) sums[row] += __shfl_xor_sync(kWholeWarp, sums[row], step);
+#pragma unroll
+    for (int row = 0; row < kRowsAtOnce; ++row) parts[row].sum = sums[row];
+  }
+
+  // The top_k best of all lanes' keys, zeros behind them.
   __device__ void take() {
+#pragma unroll
+    for (int row = 0; row < kRowsAtOnce; ++row) shared_[row].best[lane_] = 0;
+    __syncwarp();
 #pragma unroll 1
     for (int rank = 0; rank < mail_.top_k; ++rank) {
       uint32_t most[kRowsAtOnce], votes[kRowsAtOnce];
@@ -150,22 +170,21 @@ class RowMerge {
       for (int row = 0; row < kRowsAtOnce; ++row)
         if (most[row] == static_cast<uint32_t>(kAskForMore >> 32)) most[row] = deal_more(row);
 #pragma unroll
-      for (int row = 0; row < kRowsAtOnce; ++row) votes[row] = __ballot_sync(kWholeWarp, score_word(row) == most[row]);
+      for (int row = 0; row < kRowsAtOnce; ++row)  // nobody has a key of score 0
+        votes[row] = __ballot_sync(kWholeWarp, score_word(row) == max(most[row], 1u));
 #pragma unroll
       for (int row = 0; row < kRowsAtOnce; ++row) {
         const bool wins = (votes[row] & (lanes_below(lane_) | 1u << lane_)) == 1u << lane_;
-        const bool moves = wins & (most[row] != 0);  // 0: there is none left
         if (wins) shared_[row].best[rank] = head_[row];
-        head_[row] = moves ? next_[row] : head_[row];
-        at_[row] += moves ? 1 : 0;
+        head_[row] = wins ? next_[row] : head_[row];
+        at_[row] += wins ? 1 : 0;
         next_[row] = shared_[row].dealt[at_[row] + 1][lane_];
       }
     }
     __syncwarp();
     if (mail_.num_chunks <= 32) return;
 #pragma unroll
-    for (int row = 0; row < kRowsAtOnce; ++row)
-      shared_[row].carried[lane_] = lane_ < mail_.top_k ? shared_[row].best[lane_] : 0;
+    for (int row = 0; row < kRowsAtOnce; ++row) shared_[row].carried[lane_] = shared_[row].best[lane_];
     __syncwarp();
   }
 
