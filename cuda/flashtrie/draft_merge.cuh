@@ -57,8 +57,7 @@ class RowMerge {
         place_[row] = min(first + row * step, mail_.num_depths - 1) * mail_.num_chunks + min(own, last);
       ExpSum parts[kRowsAtOnce];
       deal(parts);
-      take();
-      join_lanes(parts);
+      take(parts);
 #pragma unroll
       for (int row = 0; row < kRowsAtOnce; ++row) sums[row] = chunk == 0 ? parts[row] : join(sums[row], parts[row]);
     }
@@ -139,33 +138,30 @@ class RowMerge {
     next_[row] = has_keys ? shared_[row].dealt[at_[row] + 1][lane_] : 0;
   }
 
-  // The sums of all lanes, brought to one for each row.
-  __device__ static void join_lanes(ExpSum* parts) {
+  // The top_k best of all lanes' keys, zeros behind them; and each row's sum of all lanes' in every lane. A step of the one
+  // waits for votes while a step of the other waits for words.
+  __device__ void take(ExpSum* parts) {
     float sums[kRowsAtOnce];
 #pragma unroll
     for (int row = 0; row < kRowsAtOnce; ++row) {
       const float base = score_of(warp_max(ordered_score(parts[row].base)));
       sums[row] = parts[row].sum * fast_exp(parts[row].base - exp_base(base));
       parts[row].base = base;
+      shared_[row].best[lane_] = 0;
     }
-#pragma unroll
-    for (int step = 16; step > 0; step >>= 1)
-#pragma unroll
-      for (int row = 0; row < kRowsAtOnce; ++row) sums[row] += __shfl_xor_sync(kWholeWarp, sums[row], step);
-#pragma unroll
-    for (int row = 0; row < kRowsAtOnce; ++row) parts[row].sum = sums[row];
-  }
-
-  // The top_k best of all lanes' keys, zeros behind them.
-  __device__ void take() {
-#pragma unroll
-    for (int row = 0; row < kRowsAtOnce; ++row) shared_[row].best[lane_] = 0;
     __syncwarp();
+    int step = 16;
 #pragma unroll 1
     for (int rank = 0; rank < mail_.top_k; ++rank) {
       uint32_t most[kRowsAtOnce], votes[kRowsAtOnce];
 #pragma unroll
       for (int row = 0; row < kRowsAtOnce; ++row) most[row] = warp_max(score_word(row));
+#pragma unroll
+      for (int row = 0; row < kRowsAtOnce; ++row) {
+        const float others = __shfl_xor_sync(kWholeWarp, sums[row], step);
+        sums[row] += step > 0 ? others : 0.0f;
+      }
+      step >>= 1;
 #pragma unroll
       for (int row = 0; row < kRowsAtOnce; ++row)
         if (most[row] == static_cast<uint32_t>(kAskForMore >> 32)) most[row] = deal_more(row);
@@ -181,6 +177,11 @@ class RowMerge {
         next_[row] = shared_[row].dealt[at_[row] + 1][lane_];
       }
     }
+    for (; step > 0; step >>= 1)  // few were taken
+#pragma unroll
+      for (int row = 0; row < kRowsAtOnce; ++row) sums[row] += __shfl_xor_sync(kWholeWarp, sums[row], step);
+#pragma unroll
+    for (int row = 0; row < kRowsAtOnce; ++row) parts[row].sum = sums[row];
     __syncwarp();
     if (mail_.num_chunks <= 32) return;
 #pragma unroll
