@@ -12,7 +12,7 @@
 namespace flashtrie {
 
 constexpr uint64_t kNothing = 1;  // a word that stands for no key: below all keys
-constexpr int kDealtKeys = 4;     // keys of a chunk that are looked at together
+constexpr int kDealtKeys = 8;     // keys of a chunk that are looked at together
 
 // Keys that a chunk sends, kNothing behind the top_k best.
 __device__ __forceinline__ int chunk_keys(int top_k) { return (top_k + kDealtKeys - 1) / kDealtKeys * kDealtKeys; }
@@ -56,6 +56,14 @@ __device__ __forceinline__ WordPair look_twice(const uint64_t* from) {
 __device__ __forceinline__ void wait_a_little() {
 #if !defined(__CUDA_ARCH__)
   simt::yield();
+#endif
+}
+
+__device__ __forceinline__ void clear_twice(uint64_t* words) {
+#if defined(__CUDA_ARCH__)
+  *reinterpret_cast<uint4*>(words) = make_uint4(0, 0, 0, 0);
+#else
+  words[0] = words[1] = 0;
 #endif
 }
 

@@ -23,8 +23,8 @@ struct DraftLists {
 
 // What the chunks of one batch row send.
 struct ChunkMail {
-  const uint64_t* keys;  // [num_depths, num_chunks, chunk_keys(top_k)]
-  const uint64_t* sums;  // [num_depths, num_chunks]
+  uint64_t* keys;  // [num_depths, num_chunks, chunk_keys(top_k)]
+  uint64_t* sums;  // [num_depths, num_chunks]
   int num_depths, num_chunks, top_k;
 };
 
@@ -49,12 +49,14 @@ class RowMerge {
     // 32 chunks, then 31 at a time, as lane 0 has the best so far.
 #pragma unroll 1
     for (int chunk = 0; chunk < mail_.num_chunks; chunk += chunk == 0 ? 32 : 31) {
-      const int own = chunk == 0 ? lane_ : chunk + lane_ - 1, last = mail_.num_chunks - 1;
+      const int own = chunk == 0 ? lane_ : chunk + max(lane_, 1) - 1, last = mail_.num_chunks - 1;
       is_chunk_ = own <= last && (chunk == 0 || lane_ > 0);
       is_carried_ = chunk > 0 && lane_ == 0;
 #pragma unroll
-      for (int row = 0; row < kRowsAtOnce; ++row)
-        place_[row] = min(first + row * step, mail_.num_depths - 1) * mail_.num_chunks + min(own, last);
+      for (int row = 0; row < kRowsAtOnce; ++row) {
+        const int depth = first + row * step;
+        place_[row] = (depth < mail_.num_depths ? depth : first) * mail_.num_chunks + min(own, last);
+      }
       ExpSum parts[kRowsAtOnce];
       deal(parts);
       take(parts);
@@ -81,8 +83,8 @@ class RowMerge {
   }
 
  private:
-  // Waits for the first keys of all lanes, and for their sums; the words of all rows are in flight together. Lanes without a
-  // chunk look at somebody else's.
+  // Waits for the first keys of all lanes, and for their sums; the words of all rows are in flight together. Lanes and rows
+  // without a chunk look at another one's of the same warp. What has been looked at is cleared, unless there is more to come.
   __device__ void deal(ExpSum* parts) {
     uint64_t words[kRowsAtOnce];
 #pragma unroll
@@ -102,6 +104,10 @@ class RowMerge {
     } while (__any_sync(kWholeWarp, !is_here));
 #pragma unroll
     for (int row = 0; row < kRowsAtOnce; ++row) {
+      mail_.sums[place_[row]] = 0;
+      if (mail_.top_k <= kDealtKeys)
+#pragma unroll
+        for (int i = 0; i < kDealtKeys; i += 2) clear_twice(mail_.keys + place_[row] * kDealtKeys + i);
       parts[row] = is_chunk_ ? word_sum(words[row]) : ExpSum{-INFINITY, 0.0f};
       show(row);
     }

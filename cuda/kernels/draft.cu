@@ -6,7 +6,7 @@
 // warp, picks the tree with one warp and writes all outputs.
 //
 // Reads a batch row: (block - 1) V logits once; from L2 the workspace, 8 top_k + 8 bytes a chunk.
-#include "../flashtrie/draft_pick.cuh"
+#include "../flashtrie/draft_flat.cuh"
 #include "../flashtrie/draft_scan.cuh"
 
 namespace flashtrie {
@@ -35,11 +35,14 @@ struct DraftParams {
 struct alignas(16) FinishShared {
   union {
     RowShared rows[kDraftWarps][kRowsAtOnce];
-    TreeShared tree;
+    struct {
+      TreeShared tree;
+      FlatShared flat;
+    };
   };
 };
 
-static_assert(sizeof(FinishShared) == 36880, "FINISH_BYTES of cuda_draft_layout.py");
+static_assert(sizeof(FinishShared) == 49152, "FINISH_BYTES of cuda_draft_layout.py");
 
 // The finisher of a batch row: chunks to candidate lists, lists to a tree, tree to outputs.
 class Finish {
@@ -60,12 +63,15 @@ class Finish {
     const int32_t root = params_.roots[batch_], base_length = params_.base_lengths[batch_];
     clear_ends();
     const bool is_bad = __syncthreads_or(merge());
-    if (warp_index() == 0)
-      pick();
-    else
-      clear_workspace();
-    __syncthreads();
+    if (!may_be_flat(sizes_.top_k, sizes_.num_nodes) || !grow_flat(lists_, shared_.tree, shared_.flat, sizes_.num_nodes)) {
+      if (warp_index() == 0)
+        pick();
+      else
+        touch(params_.out);
+      __syncthreads();
+    }
     write(root, base_length, is_bad);
+    if (sizes_.top_k > kDealtKeys) clear_keys();
   }
 
  private:
@@ -109,13 +115,10 @@ class Finish {
       TreePick<8>(lists_, shared_.tree, num_nodes).run(top_k);
   }
 
-  // All warps but one.
-  __device__ void clear_workspace() {
-    const int own = static_cast<int>(threadIdx.x) - 32, threads = kDraftThreads - 32;
-    const int64_t num_chunks = static_cast<int64_t>(depths_) * params_.num_chunks;
-    clear_mail(sums(), num_chunks, own, threads);
-    clear_mail(keys(), num_chunks * chunk_keys(sizes_.top_k), own, threads);
-    touch(params_.out);
+  // Keys that nobody may have looked at.
+  __device__ void clear_keys() {
+    const int64_t count = static_cast<int64_t>(depths_) * params_.num_chunks * chunk_keys(sizes_.top_k);
+    clear_mail(keys(), count, threadIdx.x, kDraftThreads);
   }
 
   __device__ void write(int32_t root, int32_t base_length, bool is_bad) {

@@ -40,6 +40,16 @@ inline bool __syncthreads_or(bool flag) {
   simt::sync_block();
   return any;
 }
+inline int __syncthreads_count(bool flag) {
+  simt::sync_block();
+  block_flags[simt::block()] = 0;
+  simt::sync_block();
+  block_flags[simt::block()] += flag ? 1 : 0;
+  simt::sync_block();
+  const int count = block_flags[simt::block()];
+  simt::sync_block();
+  return count;
+}
 inline uint32_t __ballot_sync(unsigned, bool vote) { return simt::ballot(vote); }
 inline bool __any_sync(unsigned, bool vote) { return simt::any(vote); }
 template <typename T>
