@@ -12,7 +12,7 @@
 namespace flashtrie {
 
 constexpr uint64_t kNothing = 1;  // a word that stands for no key: below all keys
-constexpr int kDealtKeys = 8;     // keys of a chunk that are looked at together
+constexpr int kDealtKeys = 4;     // keys of a chunk that are looked at together
 
 // Keys that a chunk sends, kNothing behind the top_k best.
 __device__ __forceinline__ int chunk_keys(int top_k) { return (top_k + kDealtKeys - 1) / kDealtKeys * kDealtKeys; }
@@ -65,28 +65,6 @@ __device__ __forceinline__ void clear_twice(uint64_t* words) {
 #else
   words[0] = words[1] = 0;
 #endif
-}
-
-// Takes `count` words that somebody sends, sooner or later, and leaves zeros: `threads` threads, of which this is the
-// `own`-th.
-__device__ __forceinline__ void clear_mail(uint64_t* words, int64_t count, int own, int threads) {
-  constexpr int kStep = 4;  // words in flight
-#pragma unroll 1
-  for (int64_t first = own; first < count; first += kStep * threads) {
-    bool is_here;
-    do {
-      uint64_t found[kStep];
-#pragma unroll
-      for (int i = 0; i < kStep; ++i) found[i] = first + i * threads < count ? look(words + first + i * threads) : kNothing;
-      is_here = true;
-#pragma unroll
-      for (int i = 0; i < kStep; ++i) is_here &= found[i] != 0;
-      if (!is_here) wait_a_little();
-    } while (!is_here);
-#pragma unroll
-    for (int i = 0; i < kStep; ++i)
-      if (first + i * threads < count) words[first + i * threads] = 0;
-  }
 }
 
 // Numbers the callers 0 to count - 1 and starts anew.

@@ -59,7 +59,12 @@ class RowMerge {
       }
       ExpSum parts[kRowsAtOnce];
       deal(parts);
+      WordPair rest[kRowsAtOnce][kDealtKeys / 2];
+      if (mail_.top_k > kDealtKeys)
+#pragma unroll
+        for (int row = 0; row < kRowsAtOnce; ++row) look_at(row, kDealtKeys, rest[row]);
       take(parts);
+      if (mail_.top_k > kDealtKeys) clear_rest(rest);
 #pragma unroll
       for (int row = 0; row < kRowsAtOnce; ++row) sums[row] = chunk == 0 ? parts[row] : join(sums[row], parts[row]);
     }
@@ -83,8 +88,8 @@ class RowMerge {
   }
 
  private:
-  // Waits for the first keys of all lanes, and for their sums; the words of all rows are in flight together. Lanes and rows
-  // without a chunk look at another one's of the same warp. What has been looked at is cleared, unless there is more to come.
+  // Waits for the first keys of all lanes, and for their sums, and clears them; the words of all rows are in flight together.
+  // Lanes and rows without a chunk look at another one's of the same warp.
   __device__ void deal(ExpSum* parts) {
     uint64_t words[kRowsAtOnce];
 #pragma unroll
@@ -95,7 +100,7 @@ class RowMerge {
 #pragma unroll
       for (int row = 0; row < kRowsAtOnce; ++row) {
         words[row] = look(mail_.sums + place_[row]);
-        look_at(row, found[row]);
+        look_at(row, 0, found[row]);
       }
       is_here = true;
 #pragma unroll
@@ -105,17 +110,44 @@ class RowMerge {
 #pragma unroll
     for (int row = 0; row < kRowsAtOnce; ++row) {
       mail_.sums[place_[row]] = 0;
-      if (mail_.top_k <= kDealtKeys)
-#pragma unroll
-        for (int i = 0; i < kDealtKeys; i += 2) clear_twice(mail_.keys + place_[row] * kDealtKeys + i);
+      clear(row, 0);
       parts[row] = is_chunk_ ? word_sum(words[row]) : ExpSum{-INFINITY, 0.0f};
       show(row);
     }
   }
 
-  // The keys at hand, as they are now.
-  __device__ void look_at(int row, WordPair* found) const {
-    const uint64_t* keys = mail_.keys + place_[row] * chunk_keys(mail_.top_k) + rank_[row];
+  // Clears the keys behind the first, which may come late and which nobody may have looked at. `found`: as they were some time
+  // ago.
+  __device__ void clear_rest(WordPair (*found)[kDealtKeys / 2]) {
+#pragma unroll 1
+    for (int rank = kDealtKeys; rank < mail_.top_k; rank += kDealtKeys) {
+      bool is_here = rank == kDealtKeys;
+      while (true) {
+#pragma unroll
+        for (int row = 0; row < kRowsAtOnce; ++row)
+#pragma unroll
+          for (int i = 0; i < kDealtKeys / 2; ++i)
+            is_here = is_here & (found[row][i].first != 0) & (found[row][i].second != 0);
+        if (!__any_sync(kWholeWarp, !is_here)) break;
+        if (!is_here) wait_a_little();
+#pragma unroll
+        for (int row = 0; row < kRowsAtOnce; ++row) look_at(row, rank, found[row]);
+        is_here = true;
+      }
+#pragma unroll
+      for (int row = 0; row < kRowsAtOnce; ++row) clear(row, rank);
+    }
+  }
+
+  __device__ void clear(int row, int rank) const {
+    uint64_t* keys = mail_.keys + place_[row] * chunk_keys(mail_.top_k) + rank;
+#pragma unroll
+    for (int i = 0; i < kDealtKeys; i += 2) clear_twice(keys + i);
+  }
+
+  // Keys from rank `rank` on, as they are now.
+  __device__ void look_at(int row, int rank, WordPair* found) const {
+    const uint64_t* keys = mail_.keys + place_[row] * chunk_keys(mail_.top_k) + rank;
 #pragma unroll
     for (int i = 0; i < kDealtKeys / 2; ++i) found[i] = look_twice(keys + 2 * i);
   }
@@ -195,20 +227,21 @@ class RowMerge {
     __syncwarp();
   }
 
-  // Lanes that have had all that were dealt get the next ones, the others what they have. Returns the best of the heads. The
-  // whole warp.
+  // Lanes that have had all that were dealt get the next ones. Returns the best of the heads. The whole warp.
   __device__ uint32_t deal_more(int row) {
-    if (head_[row] == kAskForMore) {
+    bool waits = head_[row] == kAskForMore;
+    if (waits) {
       rank_[row] += kDealtKeys;
       at_[row] = 0;
     }
-    WordPair found[kDealtKeys / 2];
-    bool is_here;
     do {
-      look_at(row, found);
-      is_here = put(row, found);
-      if (!is_here) wait_a_little();
-    } while (__any_sync(kWholeWarp, !is_here));
+      WordPair found[kDealtKeys / 2];
+      if (waits) {
+        look_at(row, rank_[row], found);
+        waits = !put(row, found);
+      }
+      if (waits) wait_a_little();
+    } while (__any_sync(kWholeWarp, waits));
     show(row);
     return warp_max(score_word(row));
   }

@@ -42,7 +42,7 @@ struct alignas(16) FinishShared {
   };
 };
 
-static_assert(sizeof(FinishShared) == 49152, "FINISH_BYTES of cuda_draft_layout.py");
+static_assert(sizeof(FinishShared) == 39968, "FINISH_BYTES of cuda_draft_layout.py");
 
 // The finisher of a batch row: chunks to candidate lists, lists to a tree, tree to outputs.
 class Finish {
@@ -61,9 +61,10 @@ class Finish {
 
   __device__ void run() {
     const int32_t root = params_.roots[batch_], base_length = params_.base_lengths[batch_];
+    const FlatTree flat(sizes_.top_k, sizes_.num_nodes);  // works out what it can while words are on their way
     clear_ends();
     const bool is_bad = __syncthreads_or(merge());
-    if (!may_be_flat(sizes_.top_k, sizes_.num_nodes) || !grow_flat(lists_, shared_.tree, shared_.flat, sizes_.num_nodes)) {
+    if (!flat.grow(lists_, shared_.tree, shared_.flat)) {
       if (warp_index() == 0)
         pick();
       else
@@ -71,7 +72,6 @@ class Finish {
       __syncthreads();
     }
     write(root, base_length, is_bad);
-    if (sizes_.top_k > kDealtKeys) clear_keys();
   }
 
  private:
@@ -113,12 +113,6 @@ class Finish {
       TreePick<4>(lists_, shared_.tree, num_nodes).run(top_k);
     else
       TreePick<8>(lists_, shared_.tree, num_nodes).run(top_k);
-  }
-
-  // Keys that nobody may have looked at.
-  __device__ void clear_keys() {
-    const int64_t count = static_cast<int64_t>(depths_) * params_.num_chunks * chunk_keys(sizes_.top_k);
-    clear_mail(keys(), count, threadIdx.x, kDraftThreads);
   }
 
   __device__ void write(int32_t root, int32_t base_length, bool is_bad) {
