@@ -21,9 +21,8 @@ DEALT_KEYS = 4
 """A chunk sends a multiple of so many keys (kDealtKeys)."""
 BLOCKS_PER_MULTIPROCESSOR = 3
 """Blocks that run at once (kBlocksAtOnce)."""
-MAX_CHUNK_TILES = 4
-TILE_OVERHEAD = 1500
-"""Logits that could be read in the time that a tile takes beside its reading."""
+MOST_ROUNDS = 1.25
+"""Rounds of blocks that all run at once, up to which a block takes one tile."""
 LEGAL_BYTES = 46_272
 """Shared memory of a block of the constrained kernel before its sort (LegalShared)."""
 _LEVEL_NODE_BYTES, _CANDIDATE_BYTES = 24, 12
@@ -159,11 +158,6 @@ def _row_packs(plan: DraftPlan, logits: int) -> tuple[int, int]:
     return -(-(plan.vocab_size + (0 if aligned else pack - 1)) // pack), pack
 
 
-def _whole_loads(packs: int) -> int:
-    """As many packs or more that all threads of a block load alike."""
-    return -(-packs // THREADS) * THREADS
-
-
 @dataclass(frozen=True)
 class Tiling:
     """How a row of logits is cut: ``num_tiles`` of ``tile_packs`` packs, ``chunk_tiles`` of them to a block."""
@@ -178,32 +172,23 @@ class Tiling:
 
 
 def tiling(plan: DraftPlan, logits: int, num_multiprocessors: int) -> Tiling:
-    """Cut the rows so that the multiprocessors get even shares while one or two rounds of blocks read everything; where
-    there are more rounds, into chunks of several tiles, so that less is merged. Measured on an H200:
-    docs/benchmarks/draft.md."""
+    """Cut rows into as few tiles as may be, all but the last of which every thread of a block loads alike. A block takes one
+    tile where that makes little more than one round of blocks, else two in turn, so that less is merged. Measured on an
+    H200: docs/benchmarks/draft.md."""
     packs, pack = _row_packs(plan, logits)
-    rows, blocks = plan.batch_size * plan.num_depths, BLOCKS_PER_MULTIPROCESSOR * num_multiprocessors
-    least = -(-packs * pack // TILE_LOGITS)
-    if rows * least > 2 * blocks:
-        chunk_tiles = max(1, min(rows * least // (2 * blocks), MAX_CHUNK_TILES, least))
-        return Tiling(least, _whole_loads(-(-packs // least)), chunk_tiles)
-
-    def cut(chunks: int) -> Tiling:
-        chunk_tiles = -(-packs * pack // (chunks * TILE_LOGITS))
-        tile_packs = _whole_loads(-(-packs // (chunks * chunk_tiles)))
-        return Tiling(-(-packs // tile_packs), tile_packs, chunk_tiles)
-
-    def cost(cut: Tiling) -> int:
-        share = -(-rows * cut.num_chunks // num_multiprocessors)
-        return share * cut.chunk_tiles * (cut.tile_packs * pack + TILE_OVERHEAD)
-
-    cuts = [cut(chunks) for chunks in range(-(-least // MAX_CHUNK_TILES), max_chunks(plan.vocab_size) + 1)]
-    return min(cuts, key=cost)
+    num_tiles = -(-packs * pack // TILE_LOGITS)
+    loads = -(-packs // (num_tiles * THREADS))
+    is_tail_short = num_tiles > 1 and 0 < packs % (loads * THREADS) < THREADS
+    if is_tail_short and (loads + 1) * THREADS * pack <= TILE_LOGITS:
+        loads += 1  # a tile with too few logits for a bound takes long
+    num_tiles = -(-packs // (loads * THREADS))
+    num_rounds = plan.batch_size * plan.num_depths * num_tiles / (BLOCKS_PER_MULTIPROCESSOR * num_multiprocessors)
+    return Tiling(num_tiles, loads * THREADS, 1 if num_rounds <= MOST_ROUNDS else min(2, num_tiles))
 
 
 def max_chunks(vocab_size: int) -> int:
-    """Most chunks of a row: what one warp merges at once, or as many as must be."""
-    return max(-(-(vocab_size + 14) // TILE_LOGITS), min(32, -(-(vocab_size + 14) // 1024)))
+    """Most chunks of a row."""
+    return -(-(vocab_size + 14) // TILE_LOGITS)
 
 
 def _workspace_parts(plan: DraftPlan, constrained: bool) -> dict[str, int]:
