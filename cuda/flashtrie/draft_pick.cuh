@@ -43,9 +43,7 @@ class TreePick {
 
   // The best tree of lists with top_k candidates each.
   __device__ void run(uint32_t top_k) {
-    // The root, as if it had just been picked from a row in front of the first.
-    PickedNode last{0, 0u - stride_, 0.0f, costs_of_[0]};
-    start(last);
+    start();
     uint32_t node = 0, last_rank = 0, pending = ~0u;
 #pragma unroll 1
     while (true) {
@@ -55,7 +53,8 @@ class TreePick {
         slot = offered_[i] < offer ? i : slot;
         offer = min(offer, offered_[i]);
       }
-      const uint32_t best = warp_min(min(offer, pending));
+      const uint32_t best = early_min(min(offer, pending));
+      const PickedNode last = read_late(tree_.nodes + node);
       const Behind behind = look_behind(last);
       join_in(node, last, offer, slot);
       const uint32_t votes = __ballot_sync(kWholeWarp, offer == best);
@@ -85,7 +84,6 @@ class TreePick {
       }
       if (wins) tree_.nodes[node] = {slot << 5 | lane_, child, __uint_as_float(best), grandchild};
       __syncwarp();
-      last = tree_.nodes[node];
     }
     if (lane_ == 0) {
       tree_.size = static_cast<int>(node);
@@ -101,15 +99,45 @@ class TreePick {
     uint32_t parent_mask;         // a word a lane
   };
 
-  __device__ void start(const PickedNode& root) {
+  // warp_min and a read from shared memory that stay in this order: what a read is for is not to hold up the minimum.
+  __device__ static uint32_t early_min(uint32_t x) {
+#if __CUDA_ARCH__ >= 800
+    uint32_t least;
+    asm volatile("redux.sync.min.u32 %0, %1, 0xffffffff;" : "=r"(least) : "r"(x));
+    return least;
+#else
+    return warp_min(x);
+#endif
+  }
+
+  __device__ static PickedNode read_late(const PickedNode* node) {
+#if defined(__CUDA_ARCH__)
+    PickedNode found;
+    const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(node));
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(found.parent), "=r"(found.place), "=f"(found.cost), "=f"(found.first_offer)
+                 : "r"(at)
+                 : "memory");
+    return found;
+#else
+    return *node;
+#endif
+  }
+
+  __device__ void start() {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       offered_[i] = ~0u;
       children_[i] = 0;
       costs_[i] = siblings_[i] = grandchildren_[i] = 0.0f;
     }
-    if (lane_ == 0) offered_[0] = __float_as_uint(root.first_offer);
+    // The root, as if it had just been picked from a row in front of the first.
+    if (lane_ == 0) {
+      offered_[0] = __float_as_uint(costs_of_[0]);
+      tree_.nodes[0] = {0, 0u - stride_, 0.0f, costs_of_[0]};
+    }
     tree_.masks[0][lane_] = 0;
+    __syncwarp();
   }
 
   // Where the lists have the first child of a node.
