@@ -255,7 +255,8 @@ class TestOnDevice:
         rng = np.random.default_rng(14)
         shapes = [(3, 16, 32_000, 64, 8), (1, 5, 900, 7, 32), (2, 9, 70_001, 256, 5), (3, 16, 32_000, 64, 8)]
         size = max(
-            draft_workspace_size(batch, block, nodes, vocab, top_k) for batch, block, vocab, nodes, top_k in shapes
+            draft_workspace_size(batch, block, nodes, vocab, top_k)
+            for batch, block, vocab, nodes, top_k in shapes
         )
         workspace = torch.zeros(size, dtype=torch.uint8, device="cuda")
         for batch, block, vocab, num_nodes, top_k in shapes * 2:

@@ -172,9 +172,9 @@ class Tiling:
 
 
 def tiling(plan: DraftPlan, logits: int, num_multiprocessors: int) -> Tiling:
-    """Cut rows into as few tiles as may be, all but the last of which every thread of a block loads alike. A block takes one
-    tile where that makes little more than one round of blocks, else two in turn, so that less is merged. Measured on an
-    H200: docs/benchmarks/draft.md."""
+    """Cut rows into as few tiles as may be, all but the last of which every thread of a block loads alike. A block
+    takes one tile where that makes little more than one round of blocks, else two in turn, so that less is merged.
+    Measured on an H200: docs/benchmarks/draft.md."""
     packs, pack = _row_packs(plan, logits)
     num_tiles = -(-packs * pack // TILE_LOGITS)
     loads = -(-packs // (num_tiles * THREADS))
@@ -182,7 +182,8 @@ def tiling(plan: DraftPlan, logits: int, num_multiprocessors: int) -> Tiling:
     if is_tail_short and (loads + 1) * THREADS * pack <= TILE_LOGITS:
         loads += 1  # a tile with too few logits for a bound takes long
     num_tiles = -(-packs // (loads * THREADS))
-    num_rounds = plan.batch_size * plan.num_depths * num_tiles / (BLOCKS_PER_MULTIPROCESSOR * num_multiprocessors)
+    blocks_at_once = BLOCKS_PER_MULTIPROCESSOR * num_multiprocessors
+    num_rounds = plan.batch_size * plan.num_depths * num_tiles / blocks_at_once
     return Tiling(num_tiles, loads * THREADS, 1 if num_rounds <= MOST_ROUNDS else min(2, num_tiles))
 
 
