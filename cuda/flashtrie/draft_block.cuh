@@ -111,8 +111,7 @@ __device__ __forceinline__ uint32_t group_bound(uint32_t lane_max, int top_k) {
 
 __device__ __forceinline__ int power_of_two_at_least(int x) { return x <= 1 ? 1 : 1 << (32 - __clz(x - 1)); }
 
-// A warp's merge list: kept keys and new ones, and room to sort the kept ones into. The code of the block that comes last
-// runs once and mostly waits for its instructions, so it is written to be short.
+// A warp's list of a node's legal tokens: kept keys and new ones, and room to sort the kept ones into.
 constexpr int kMergeCapacity = 256;
 constexpr int kMergeStride = kMergeCapacity + kDraftMaxTopK;
 

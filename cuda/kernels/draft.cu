@@ -3,9 +3,9 @@
 // A row of logits is cut into equal tiles of at most 8,192; a chunk is one or a few tiles in turn. Every block reads one
 // chunk once, 16 bytes a load and a tile's loads all in flight together, and sends the chunk's top_k values and its sum of
 // exponentials through the workspace. The block that began last for a batch row merges the chunks of its rows, two rows a
-// warp, picks the tree with one warp and writes all outputs.
+// warp, finds the tree, by counting where it is flat and else node by node, and writes all outputs.
 //
-// Reads a batch row: (block - 1) V logits once; from L2 the workspace, 8 top_k + 8 bytes a chunk.
+// Reads a batch row: (block - 1) V logits once; from L2 the workspace, 8 top_k + 8 bytes a chunk, twice at least.
 #include "../flashtrie/draft_flat.cuh"
 #include "../flashtrie/draft_scan.cuh"
 
