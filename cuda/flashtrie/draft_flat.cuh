@@ -13,8 +13,10 @@
 
 namespace flashtrie {
 
+constexpr int kFlatKeys = 2;  // of a thread, where there are three levels
+
 struct FlatShared {
-  alignas(16) uint64_t keys[kDraftThreads];
+  alignas(16) uint64_t keys[kFlatKeys * kDraftThreads];
   uint32_t index_of[kDraftThreads];  // the tree's index of a child of the root; then of what comes before the third level
   uint32_t count;
   int is_done;
@@ -103,61 +105,99 @@ class FlatTree {
   __device__ bool grow_third(const DraftLists& lists, TreeShared& tree, FlatShared& flat, int size) const {
     const int stride = lists.stride, num_above = size - 1;
     const float* costs = lists.costs + 2 * stride;
-    const float fourth = lists.costs[0] + lists.costs[stride] + costs[0] + costs[stride];
+    const float third = lists.costs[0] + lists.costs[stride] + costs[0], fourth = third + costs[stride];
     const bool is_deep = fourth < tree.nodes[max(num_above / 2, 1)].cost;  // it will hardly end with the third
     if (is_deep) __syncthreads();                                           // before somebody overwrites what others read
     if (is_deep) return false;
     const float limit = size == num_nodes_ ? tree.nodes[num_above].cost : INFINITY;
     const int thread = static_cast<int>(threadIdx.x);
+    bool is_settled = false;  // all of the third level comes after it
     if (thread < num_above) {
       const PickedNode node = tree.nodes[1 + thread];
       flat.keys[thread] = node_key(node.cost, node.parent, node.place & (stride - 1));
+      is_settled = node.cost < third;
     }
-    list_third(costs, tree, flat, limit, num_above, stride);
+    const int num_settled = __syncthreads_count(is_settled);
+    list_third(costs, tree, flat, limit, num_above, num_settled, stride);
     __syncthreads();
     const int num_keys = num_above + static_cast<int>(flat.count);
-    if (num_keys >= kDraftThreads) return false;
+    if (num_keys >= kFlatKeys * kDraftThreads) return false;
     if (thread == 0) flat.keys[num_keys] = ~uint64_t(0);  // for a pair
-    // What this thread's key stands for, with indices among the nodes above.
-    const bool is_above = thread < num_above, is_one = thread < num_keys;
-    const uint64_t key = is_one ? flat.keys[thread] : 0;
-    const uint32_t parent = static_cast<uint32_t>(key) >> 8, rank = static_cast<uint32_t>(key) & 0xff;
-    const float cost = __uint_as_float(static_cast<uint32_t>(key >> 32));
-    const uint32_t place = is_above ? tree.nodes[1 + thread].place : 2 * stride + rank;
-    const uint32_t grandparent = parent == 0 ? 0 : tree.nodes[parent].parent;
+    // What this thread's keys stand for, with indices among the nodes above.
+    uint64_t keys[kFlatKeys];
+    uint32_t places[kFlatKeys], grandparents[kFlatKeys];
+#pragma unroll
+    for (int i = 0; i < kFlatKeys; ++i) {
+      const int at = thread + i * kDraftThreads;
+      keys[i] = at < num_keys ? flat.keys[at] : 0;
+      places[i] = at < num_above ? tree.nodes[1 + at].place : 2 * stride + key_rank(keys[i]);
+      grandparents[i] = key_parent(keys[i]) == 0 ? 0 : tree.nodes[key_parent(keys[i])].parent;
+    }
     __syncthreads();
-    const int index = 1 + count_before(flat, num_keys + 1, key, 0, 0);
-    if (is_above) flat.index_of[1 + thread] = index;
-    if (is_one && index == min(num_nodes_ - 1, num_keys)) flat.is_done = is_last(cost, index, fourth);
-    const bool is_in = is_one && index < num_nodes_;
-    const int new_size = 1 + __syncthreads_count(is_in);
+    int indices[kFlatKeys];
+    find_indices(flat, num_keys + 1, keys, indices);
+    if (thread < num_above) flat.index_of[1 + thread] = indices[0];
+    const int last = min(num_nodes_ - 1, num_keys);
+#pragma unroll
+    for (int i = 0; i < kFlatKeys; ++i)
+      if (thread + i * kDraftThreads < num_keys && indices[i] == last) flat.is_done = is_last(key_cost(keys[i]), last, fourth);
+    __syncthreads();
     if (!flat.is_done) return false;
-    if (is_in)
+    bool is_full = false;
+#pragma unroll
+    for (int i = 0; i < kFlatKeys; ++i) {
+      if (thread + i * kDraftThreads >= num_keys || indices[i] >= num_nodes_) continue;
+      const uint32_t parent = key_parent(keys[i]);
       put(tree,
-          {static_cast<uint32_t>(index), parent == 0 ? 0 : flat.index_of[parent],
-           grandparent == 0 ? 0 : flat.index_of[grandparent]},
-          place, cost);
-    if (thread == 0) tree.size = new_size;
-    const bool is_full = __syncthreads_or(is_in && rank == static_cast<uint32_t>(top_k_) - 1);
-    if (thread == 0) tree.is_full = is_full;
+          {static_cast<uint32_t>(indices[i]), parent == 0 ? 0 : flat.index_of[parent],
+           grandparents[i] == 0 ? 0 : flat.index_of[grandparents[i]]},
+          places[i], key_cost(keys[i]));
+      is_full |= key_rank(keys[i]) == static_cast<uint32_t>(top_k_) - 1;
+    }
+    is_full = __syncthreads_or(is_full);
+    if (thread == 0) {
+      tree.size = 1 + last;
+      tree.is_full = is_full;
+    }
+    __syncthreads();
     return true;
+  }
+
+  __device__ static float key_cost(uint64_t key) { return __uint_as_float(static_cast<uint32_t>(key >> 32)); }
+  __device__ static uint32_t key_parent(uint64_t key) { return static_cast<uint32_t>(key) >> 8; }
+  __device__ static uint32_t key_rank(uint64_t key) { return static_cast<uint32_t>(key) & 0xff; }
+
+  // The tree's indices that keys have among all.
+  __device__ static void find_indices(const FlatShared& flat, int num_keys, const uint64_t* keys, int* indices) {
+    const ulonglong2* pairs = reinterpret_cast<const ulonglong2*>(flat.keys);
+#pragma unroll
+    for (int i = 0; i < kFlatKeys; ++i) indices[i] = 1;
+#pragma unroll 4
+    for (int pair = 0; pair < num_keys / 2; ++pair) {
+      const ulonglong2 others = pairs[pair];
+#pragma unroll
+      for (int i = 0; i < kFlatKeys; ++i) indices[i] += (others.x < keys[i] ? 1 : 0) + (others.y < keys[i] ? 1 : 0);
+    }
   }
 
   // Children of grandchildren of the root that may be in the tree, behind the keys of the nodes above.
   __device__ void list_third(const float* costs, const TreeShared& tree, FlatShared& flat, float limit, int num_above,
-                             int stride) const {
+                             int num_settled, int stride) const {
     const int log2_ranks = 32 - __clz(top_k_ - 1), thread = static_cast<int>(threadIdx.x);
 #pragma unroll 1
     for (int at = thread; at < num_above << log2_ranks; at += kDraftThreads) {
       const int index = 1 + (at >> log2_ranks), rank = at & ((1 << log2_ranks) - 1);
       const PickedNode node = tree.nodes[index];
       const float cost = node.cost + costs[min(rank, top_k_)];
-      // All up to its parent come before it, and the children of lower rank of as many grandchildren as there are at least.
-      const int before = index + (max(index - 1 - top_k_, 0) + 1) * (rank + 1) - 1;
+      // What is settled and all up to its parent come before it, and of those grandchildren the children up to its rank.
+      int num_grandchildren = index;
+      for (int child = 0; child < top_k_; ++child)
+        num_grandchildren -= flat.index_of[child] <= static_cast<uint32_t>(index) ? 1 : 0;
+      const int before = max(index, num_settled) + num_grandchildren * (rank + 1) - 1;
       const bool is_listed = node.place >= static_cast<uint32_t>(stride) && cost <= limit && before < num_nodes_ - 1;
       if (!is_listed) continue;
       const uint32_t to = num_above + atomicAdd(&flat.count, 1u);
-      if (to < kDraftThreads) flat.keys[to] = node_key(cost, index, rank);
+      if (to < kFlatKeys * kDraftThreads) flat.keys[to] = node_key(cost, index, rank);
     }
   }
 

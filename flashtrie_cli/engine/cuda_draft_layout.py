@@ -15,7 +15,7 @@ TILE_LOGITS = 8192
 """Most logits that one block reads at a time (kTileLogits)."""
 SCAN_BYTES = 11_536
 """Shared memory of a block's scan (ScanShared)."""
-FINISH_BYTES = 39_968
+FINISH_BYTES = 42_016
 """Shared memory of a block that merges rows and picks a tree (FinishShared), before its lists."""
 DEALT_KEYS = 4
 """A chunk sends a multiple of so many keys (kDealtKeys)."""
