@@ -21,8 +21,8 @@ DEALT_KEYS = 4
 """A chunk sends a multiple of so many keys (kDealtKeys)."""
 BLOCKS_PER_MULTIPROCESSOR = 3
 """Blocks that run at once (kBlocksAtOnce)."""
-MOST_ROUNDS = 1.25
-"""Rounds of blocks that all run at once, up to which a block takes one tile."""
+FEW_ROUNDS, MANY_ROUNDS = 1.25, 16
+"""Rounds of as many blocks as run at once, each with one tile."""
 LEGAL_BYTES = 46_272
 """Shared memory of a block of the constrained kernel before its sort (LegalShared)."""
 _LEVEL_NODE_BYTES, _CANDIDATE_BYTES = 24, 12
@@ -173,7 +173,7 @@ class Tiling:
 
 def tiling(plan: DraftPlan, logits: int, num_multiprocessors: int) -> Tiling:
     """Cut rows into as few tiles as may be, all but the last of which every thread of a block loads alike. A block
-    takes one tile where that makes little more than one round of blocks, else two in turn, so that less is merged.
+    takes one tile where that makes little more than one round of blocks, else some in turn, so that less is merged.
     Measured on an H200: docs/benchmarks/draft.md."""
     packs, pack = _row_packs(plan, logits)
     num_tiles = -(-packs * pack // TILE_LOGITS)
@@ -184,7 +184,10 @@ def tiling(plan: DraftPlan, logits: int, num_multiprocessors: int) -> Tiling:
     num_tiles = -(-packs // (loads * THREADS))
     blocks_at_once = BLOCKS_PER_MULTIPROCESSOR * num_multiprocessors
     num_rounds = plan.batch_size * plan.num_depths * num_tiles / blocks_at_once
-    return Tiling(num_tiles, loads * THREADS, 1 if num_rounds <= MOST_ROUNDS else min(2, num_tiles))
+    chunk_tiles = 1 if num_rounds <= FEW_ROUNDS else 2
+    if plan.logit_type != "float32" and num_rounds > MANY_ROUNDS:
+        chunk_tiles = 4  # they are read in half the time
+    return Tiling(num_tiles, loads * THREADS, min(chunk_tiles, num_tiles))
 
 
 def max_chunks(vocab_size: int) -> int:
