@@ -160,6 +160,17 @@ def test_trees_of_every_shape(library: ctypes.CDLL, top_k: int, step: float) -> 
     assert len(levels) > 2
 
 
+def test_a_third_level_ties_with_the_last_of_the_second(library: ctypes.CDLL) -> None:
+    """Equal costs go by the parent: a grandchild's child comes before another child's child."""
+    half = np.float32(np.log(2))
+    rows = [[0, 0, 0], [0, -half, -half], [0, -np.inf, -np.inf], [0, 0, -np.inf]]
+    logits = np.array([rows], np.float32)
+    plan = DraftPlan(1, 4, 3, 6, 3)
+    found = Emulator(library).build(plan, logits, [1], [3])
+    assert found.node_scores[0, 3] == found.node_scores[0, 5], "no tie"
+    assert found.parent_ids[0].tolist() == [-1, 0, 1, 0, 0, 2]
+
+
 def test_order_of_threads_changes_nothing(library: ctypes.CDLL) -> None:
     logits = np.round(random_logits(np.random.default_rng(1), 2, 4, 9_000) * 2) / 2
     plan, emulator = DraftPlan(2, 4, 9_000, 40, 6), Emulator(library)
