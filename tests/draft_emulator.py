@@ -92,8 +92,8 @@ class Emulator:
                 num_mapped=num_tokens,
             )  # fmt: skip
             self._run(name, legal, plan.batch_size, cuda_draft_layout.legal_shared_bytes(plan))
-        tickets = memory[: 4 * cuda_draft_layout.num_tickets(plan)]
-        assert not tickets.any(), "tickets are not zero for the next launch"
+        zeros = memory[: 4 * cuda_draft_layout.num_zeros(plan)]
+        assert not zeros.any(), "the workspace is not zero for the next launch"
         return out
 
     def _run(self, name: str, params: ctypes.Structure, *sizes: int) -> None:
@@ -113,10 +113,10 @@ def _placed(array: np.ndarray, shift: int) -> np.ndarray:
 
 
 def _workspace(plan: DraftPlan, constrained: bool) -> tuple[np.ndarray, int]:
-    """Memory full of rubbish, but for the tickets."""
+    """Memory full of rubbish, but for what must be zero."""
     whole = np.full(cuda_draft_layout.workspace_size(plan, constrained) + WORKSPACE_ALIGNMENT, 0xA5, np.uint8)
     memory = whole[-whole.ctypes.data % WORKSPACE_ALIGNMENT :]
-    memory[: 4 * cuda_draft_layout.num_tickets(plan)] = 0
+    memory[: 4 * cuda_draft_layout.num_zeros(plan)] = 0
     return memory, memory.ctypes.data
 
 

@@ -45,11 +45,10 @@ def constants(name: str) -> dict[str, str]:
 
 def test_constants_are_the_kernels() -> None:
     block, kernel = constants("flashtrie/draft_block.cuh"), constants("kernels/draft.cu")
-    kernel |= constants("flashtrie/draft_pack.cuh") | constants("flashtrie/draft_grow.cuh")
+    kernel |= constants("flashtrie/draft_pack.cuh") | constants("flashtrie/draft_mail.cuh")
     assert int(block["kDraftThreads"]) == layout.THREADS
     assert int(kernel["kThreadLogits"]) * layout.THREADS == layout.TILE_LOGITS
-    stride = int(block["kMergeCapacity"]) + int(block["kDraftMaxTopK"])
-    assert 8 * stride == layout.MERGE_BYTES
+    assert int(kernel["kDealtKeys"]) == layout.DEALT_KEYS
     assert int(kernel["kBlocksAtOnce"]) == layout.BLOCKS_PER_MULTIPROCESSOR
 
 
@@ -250,6 +249,21 @@ class TestOnDevice:
             bases.copy_(torch.tensor([10, 13]))
             graph.replay()
             assert_same_trees(to_host(draft.trees), build_on_host(values, 64, 8))
+
+    def test_sizes_take_turns_with_one_workspace(self, torch: Any) -> None:
+        """Words that blocks send one another are their own flags: nothing of another build may lie there."""
+        rng = np.random.default_rng(14)
+        shapes = [(3, 16, 32_000, 64, 8), (1, 5, 900, 7, 32), (2, 9, 70_001, 256, 5), (3, 16, 32_000, 64, 8)]
+        size = max(
+            draft_workspace_size(batch, block, nodes, vocab, top_k)
+            for batch, block, vocab, nodes, top_k in shapes
+        )
+        workspace = torch.zeros(size, dtype=torch.uint8, device="cuda")
+        for batch, block, vocab, num_nodes, top_k in shapes * 2:
+            logits = random_logits(rng, batch, block, vocab)
+            found = build(torch, logits, num_nodes, top_k, workspace=workspace)
+            assert_same_trees(found, build_on_host(logits, num_nodes, top_k))
+            assert not bool(workspace.any())
 
     def test_more_than_2_to_31_logits(self, torch: Any) -> None:
         if torch.cuda.mem_get_info()[0] < 8 << 30:

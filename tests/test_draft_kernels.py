@@ -137,6 +137,40 @@ def test_deep_trees(library: ctypes.CDLL, num_nodes: int, lead: float, tie: bool
         assert found.node_depths.max(axis=1).min() >= 8
 
 
+@pytest.mark.parametrize("top_k", [1, 3, 8, 15, 16])
+@pytest.mark.parametrize("step", [0.0, 0.5])
+def test_trees_of_every_shape(library: ctypes.CDLL, top_k: int, step: float) -> None:
+    """Two levels, three, and more; from lists with and without ties, full and short."""
+    rng = np.random.default_rng(top_k)
+    levels = set()
+    for case in range(12):
+        block, vocab = int(rng.integers(2, 7)), int(rng.integers(top_k, 100))
+        num_nodes = int(rng.choice([2, top_k + 1, 32, 73, 74, 128, 256]))
+        logits = random_logits(rng, 2, block, vocab, scale=float(rng.choice([0.2, 1, 3])))
+        if step:
+            logits = np.round(logits / step) * step
+        if case % 4 == 1:
+            logits[rng.random(logits.shape) < 0.7] = -np.inf
+        logits = np.ascontiguousarray(logits, np.float32)
+        plan = DraftPlan(2, block, vocab, num_nodes, top_k)
+        found = Emulator(library).build(plan, logits, [1, 2], [3, 4])
+        assert_invariants(found, num_nodes, [3, 4])
+        assert_same_trees(found, build_draft_trees(logits, [1, 2], [3, 4], num_nodes, top_k, engine="cpu"))
+        levels |= set(found.node_depths.max(axis=1).tolist())
+    assert len(levels) > 2
+
+
+def test_a_third_level_ties_with_the_last_of_the_second(library: ctypes.CDLL) -> None:
+    """Equal costs go by the parent: a grandchild's child comes before another child's child."""
+    half = np.float32(np.log(2))
+    rows = [[0, 0, 0], [0, -half, -half], [0, -np.inf, -np.inf], [0, 0, -np.inf]]
+    logits = np.array([rows], np.float32)
+    plan = DraftPlan(1, 4, 3, 6, 3)
+    found = Emulator(library).build(plan, logits, [1], [3])
+    assert found.node_scores[0, 3] == found.node_scores[0, 5], "no tie"
+    assert found.parent_ids[0].tolist() == [-1, 0, 1, 0, 0, 2]
+
+
 def test_order_of_threads_changes_nothing(library: ctypes.CDLL) -> None:
     logits = np.round(random_logits(np.random.default_rng(1), 2, 4, 9_000) * 2) / 2
     plan, emulator = DraftPlan(2, 4, 9_000, 40, 6), Emulator(library)

@@ -1,7 +1,4 @@
-// Draft trees on a GPU: the parts that a warp or a block does together (nvcc only), and what the kernels are given.
-//
-// Contracts, all deterministic:
-//   keep_best  n unique keys -> the top_k largest, descending
+// Draft trees on a GPU: the parts that a warp or a block does together, all deterministic (nvcc only).
 #pragma once
 #include "draft.cuh"
 
@@ -49,6 +46,22 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
+// The number of a thread's warp, known to the compiler to be one for the whole warp, which spares it checks.
+__device__ __forceinline__ int warp_index() {
+  return static_cast<int>(__shfl_sync(kWholeWarp, static_cast<uint32_t>(threadIdx.x) >> 5, 0));
+}
+
+// A lane's word for the whole warp; such exchanges stay in the order that they are written in.
+__device__ __forceinline__ uint32_t lane_word(uint32_t word, uint32_t lane) {
+#if defined(__CUDA_ARCH__)
+  uint32_t found;
+  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(found) : "r"(word), "r"(lane));
+  return found;
+#else
+  return __shfl_sync(kWholeWarp, word, static_cast<int>(lane));
+#endif
+}
+
 __device__ __forceinline__ uint32_t lanes_below(int lane) { return (1u << lane) - 1; }
 
 // exp(x) for x <= 0 within two units in the last place: one special-function instruction.
@@ -87,34 +100,6 @@ __device__ __forceinline__ ExpSum warp_join(ExpSum part) {
   return {base, warp_sum(part.sum * fast_exp(part.base - exp_base(base)))};
 }
 
-// A row's sum of exponentials from those of its chunks; one warp.
-__device__ __forceinline__ ExpSum merge_sums(const ExpSum* sums, int num_chunks, int lane) {
-  ExpSum joined{-INFINITY, 0.0f};
-#pragma unroll 1
-  for (int first = 0; first < num_chunks; first += 32) {
-    float2 part = make_float2(-INFINITY, 0.0f);
-    if (first + lane < num_chunks) part = __ldcg(reinterpret_cast<const float2*>(sums) + first + lane);
-    joined = join(joined, warp_join({part.x, part.y}));
-  }
-  return joined;
-}
-
-// A word from global to shared memory while the thread goes on, until copies_are_there().
-__device__ __forceinline__ void copy_later(int32_t* to, const int32_t* from) {
-#if __CUDA_ARCH__ >= 800
-  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
-#else
-  *to = *from;
-#endif
-}
-
-__device__ __forceinline__ void copies_are_there() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
 // A lower bound of the top_k-th largest of all lanes' values, given each lane's largest: the smallest of the maxima of
 // groups of lanes, 32, 16 or 8 of them, but at least top_k. A group takes every 16th or 8th lane, so that lanes left without
 // a value don't leave a group without one.
@@ -126,8 +111,7 @@ __device__ __forceinline__ uint32_t group_bound(uint32_t lane_max, int top_k) {
 
 __device__ __forceinline__ int power_of_two_at_least(int x) { return x <= 1 ? 1 : 1 << (32 - __clz(x - 1)); }
 
-// A warp's merge list: kept keys and new ones, and room to sort the kept ones into. The code of the block that comes last
-// runs once and mostly waits for its instructions, so it is written to be short.
+// A warp's list of a node's legal tokens: kept keys and new ones, and room to sort the kept ones into.
 constexpr int kMergeCapacity = 256;
 constexpr int kMergeStride = kMergeCapacity + kDraftMaxTopK;
 
@@ -164,27 +148,16 @@ __device__ __forceinline__ int count_by_lanes(const uint64_t* list, int n, uint6
   return count;
 }
 
-// One warp: the top_k largest of the n <= kMergeCapacity unique keys in `list`, sorted to its front; returns how many.
-__device__ __forceinline__ int keep_best(uint64_t* list, int n, int top_k, int lane) {
-  uint64_t* sorted = list + kMergeCapacity;
-#pragma unroll 1
-  for (int i = lane; i < n; i += 32) {
-    const uint64_t key = list[i];
-    const int rank = rank_among(list, n, key);
-    if (rank < top_k) sorted[rank] = key;
-  }
-  __syncwarp();
-  const int num_kept = min(n, top_k);
-  if (lane < num_kept) list[lane] = sorted[lane];
-  __syncwarp();
-  return num_kept;
-}
-
 // Where a node came from.
 struct alignas(8) DraftOrigin {
   uint32_t parent;
   uint32_t place;  // of the node in the lists
 };
+
+// A word of the mask of a node that is none: nothing, or itself.
+__device__ __forceinline__ uint32_t padding_mask(const DraftSizes& sizes, int node, int word) {
+  return sizes.self_padding && node >> 5 == word ? 1u << (node & 31) : 0;
+}
 
 // Masks of all nodes as words [N, W]: the ancestors of each, itself and the root included; padding has none, or itself.
 // The whole block writes them, a thread a node.
@@ -196,35 +169,43 @@ __device__ __forceinline__ void collect_masks(const DraftSizes& sizes, int valid
   for (int i = threadIdx.x; i < sizes.num_nodes; i += kDraftThreads) {
     uint32_t* mask = masks + i * words;
 #pragma unroll 1
-    for (int word = 0; word < words; ++word) mask[word] = 0;
-    if (i < valid) {
-      mask[0] = 1;
+    for (int word = 0; word < words; ++word) mask[word] = i < valid ? 0 : padding_mask(sizes, i, word);
+    if (i >= valid) continue;
+    mask[0] = 1;
 #pragma unroll 1
-      for (uint32_t node = i; node != 0; node = parent_of(node)) mask[node >> 5] |= 1u << (node & 31);
-    } else if (sizes.self_padding) {
-      mask[i >> 5] = 1u << (i & 31);
-    }
+    for (uint32_t node = i; node != 0; node = parent_of(node)) mask[node >> 5] |= 1u << (node & 31);
   }
 }
 
 // Bytes of 0 or 1 from the low four bits.
 __device__ __forceinline__ uint32_t spread4(uint32_t bits) { return ((bits & 15) * 0x00204081u) & 0x01010101u; }
 
-// The whole block writes the masks of one batch row.
+// A thread's number where the first `busy` warps have something else to do.
+__device__ __forceinline__ int thread_after(int busy) {
+  return static_cast<int>((threadIdx.x + kDraftThreads - 32 * busy) % kDraftThreads);
+}
+
+// The whole block writes the masks of one batch row; `mask_of(node, word)` gives them. Small trees' parts go to warps of
+// their own.
+template <typename MaskOf>
 __device__ __forceinline__ void write_masks(const DraftSizes& sizes, const DraftOutputs& out, int64_t batch,
-                                            const uint32_t* masks) {
+                                            const MaskOf& mask_of) {
   const int size = sizes.num_nodes, words = sizes.mask_words();
   int32_t* packed = out.packed_ancestor_mask + batch * size * words;
+  const int word_shift = 32 - __clz(words - 1);
 #pragma unroll 1
-  for (int at = threadIdx.x; at < size * words; at += kDraftThreads) packed[at] = static_cast<int32_t>(masks[at]);
+  for (int at = thread_after(1); at < size << word_shift; at += kDraftThreads) {
+    const int i = at >> word_shift, word = at & ((1 << word_shift) - 1);
+    if (word < words) packed[i * words + word] = static_cast<int32_t>(mask_of(i, word));
+  }
   int8_t* bytes = out.ancestor_mask + batch * size * size;
   if (size % 16 == 0 && reinterpret_cast<uintptr_t>(out.ancestor_mask) % 16 == 0) {
     const int pieces = size / 16, shift = 32 - __clz(pieces - 1);
 #pragma unroll 1
-    for (int at = threadIdx.x; at < size << shift; at += kDraftThreads) {
+    for (int at = thread_after(2); at < size << shift; at += kDraftThreads) {
       const int i = at >> shift, piece = at & ((1 << shift) - 1);
       if (piece >= pieces) continue;
-      const uint32_t bits = masks[i * words + piece / 2] >> (piece % 2 * 16);
+      const uint32_t bits = mask_of(i, piece / 2) >> (piece % 2 * 16);
       reinterpret_cast<uint4*>(bytes)[i * pieces + piece] =
           make_uint4(spread4(bits), spread4(bits >> 4), spread4(bits >> 8), spread4(bits >> 12));
     }
@@ -232,9 +213,21 @@ __device__ __forceinline__ void write_masks(const DraftSizes& sizes, const Draft
 #pragma unroll 1
     for (int at = threadIdx.x; at < size * size; at += kDraftThreads) {
       const int i = at / size, key = at - i * size;
-      bytes[at] = static_cast<int8_t>((masks[i * words + key / 32] >> (key % 32)) & 1);
+      bytes[at] = static_cast<int8_t>((mask_of(i, key / 32) >> (key % 32)) & 1);
     }
   }
+}
+
+// Brings the kernel's parameters for the outputs into the multiprocessor's cache, before they are waited for.
+__device__ __forceinline__ void touch(const DraftOutputs& out) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" ::"l"(out.node_token_ids), "l"(out.node_depths), "l"(out.parent_ids), "l"(out.node_scores),
+               "l"(out.valid_counts), "l"(out.verify_token_ids), "l"(out.verify_position_ids));
+  asm volatile("" ::"l"(out.packed_ancestor_mask), "l"(out.ancestor_mask), "l"(out.context_lengths),
+               "l"(out.select_token_indices), "l"(out.status), "l"(out.node_states));
+#else
+  (void)out;
+#endif
 }
 
 // One node beside the root, as it goes out.

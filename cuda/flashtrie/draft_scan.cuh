@@ -5,17 +5,18 @@
 #pragma once
 #include <float.h>
 
+#include "draft_mail.cuh"
 #include "draft_pack.cuh"
 
 #if defined(__CUDACC__) || defined(FT_EMULATION)
 
 namespace flashtrie {
 
-constexpr int kStagedThreads = 128;      // threads with values that reach the bound: 9 a tile on average for top_k 8
-constexpr int kListCapacity = 1024;      // those values
+constexpr int kStagedLanes = 2;          // lanes of a warp that are looked through together
+constexpr int kListCapacity = 1024;      // values that reach the bound: 9 a tile on average for top_k 8
 constexpr float kMostAboveBase = 64.0f;  // exponentials stay below e^64 of where their sum is based
 
-// What a thread holds of a tile: its packs, in ascending order of ids.
+// What a thread holds of a tile: its packs, in ascending order of ids; those that a tile has no place for hold anything.
 template <typename T>
 struct TilePart {
   static constexpr int kLoads = Pack<T>::kLoads;
@@ -51,6 +52,13 @@ __device__ __forceinline__ TilePart<T> load_tile(const T* row, int vocab_size, i
   part.first_id = tile_first + thread * kCount;
   // Packs `begin` to `end` - 1 of this tile lie in the row whole.
   const int begin = tile_first < 0 ? 1 : 0, end = min(tile_packs, (vocab_size - tile_first) / kCount);
+  if (begin == 0 && end == tile_packs && tile_packs % kDraftThreads == 0) {  // as nearly all tiles are cut
+    const uint4* packs = reinterpret_cast<const uint4*>(row + part.first_id);
+#pragma unroll
+    for (int load = 0; load < kLoads; ++load)
+      if (load * kDraftThreads < tile_packs) part.packs[load] = __ldcs(packs + load * kDraftThreads);
+    return part;
+  }
 #pragma unroll
   for (int load = 0; load < kLoads; ++load) {
     const int pack = load * kDraftThreads + thread;
@@ -75,18 +83,19 @@ struct Chunk {
 };
 
 struct ScanShared {
-  alignas(16) uint4 staged[kStagedThreads][kThreadLogits / 4];  // of a 16-bit type half is used
+  alignas(16) uint4 staged[kDraftWarps][kStagedLanes][kThreadLogits / 4];  // of a 16-bit type half is used
   alignas(16) uint64_t list[kListCapacity];
-  int staged_ids[kStagedThreads];
-  uint32_t group_peaks[2][kDraftThreads / 8];  // by turns, so that one barrier a tile is enough
+  int staged_ids[kDraftWarps][kStagedLanes];
+  alignas(16) uint32_t peaks[32];
+  alignas(16) float bases[kDraftWarps];
+  float sums[kDraftWarps][32];
   uint32_t warp_totals[kDraftWarps];
-  ExpSum warp_sums[kDraftWarps];
-  uint32_t num_staged;
   uint32_t num_listed;
+  float bound;
+  int is_finisher;
 };
 
-static_assert(kDraftThreads / 8 == 32, "a group of eight threads for each lane of a warp");
-static_assert(sizeof(ScanShared) == 25456, "SCAN_BYTES of cuda_draft_layout.py");
+static_assert(sizeof(ScanShared) == 11536, "SCAN_BYTES of cuda_draft_layout.py");
 
 __device__ __forceinline__ uint32_t block_total(ScanShared& shared, uint32_t warp_total, int warp, int lane) {
   __syncthreads();
@@ -113,7 +122,7 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
     for (int tile = chunk.first; tile < chunk.last; ++tile) {
       const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
 #pragma unroll 1
-      for (int load = 0; load < kLoads; ++load)
+      for (int load = 0; load < kLoads && load * kDraftThreads < chunk.tile_packs; ++load)
         for (int i = 0; i < kCount; ++i) count += ordered_score(Pack<T>::get(part.packs[load], i)) >= trial ? 1 : 0;
     }
     for (int step = 16; step > 0; step >>= 1) count += __shfl_xor_sync(kWholeWarp, count, step);
@@ -125,7 +134,7 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
     const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
 #pragma unroll 1
-    for (int load = 0; load < kLoads; ++load)
+    for (int load = 0; load < kLoads && load * kDraftThreads < chunk.tile_packs; ++load)
       for (int i = 0; i < kCount; ++i) {
         const float x = Pack<T>::get(part.packs[load], i);
         if (ordered_score(x) > kth) shared.list[atomicAdd(&shared.num_listed, 1u)] = rank_key(x, part.id(load, i));
@@ -137,7 +146,7 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
     const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
 #pragma unroll 1
-    for (int load = 0; load < kLoads && next < static_cast<uint32_t>(top_k); ++load) {
+    for (int load = 0; load * kDraftThreads < chunk.tile_packs && next < static_cast<uint32_t>(top_k); ++load) {
       uint32_t before = 0, total = 0;  // equals in lower lanes; in the warp
       for (int i = 0; i < kCount; ++i) {
         const uint32_t votes = __ballot_sync(kWholeWarp, ordered_score(Pack<T>::get(part.packs[load], i)) == kth);
@@ -161,31 +170,66 @@ __device__ __noinline__ void list_exactly(const T* row, int vocab_size, Chunk ch
   __syncthreads();
 }
 
-// One warp: a lower bound of the k-th largest of its lanes' values, which are not 0; the very one where no two are equal.
-__device__ __forceinline__ uint32_t kth_largest(uint32_t value, int k) {
-#pragma unroll 1
-  for (int rank = 1; rank < k; ++rank) value = value == warp_max(value) ? 0 : value;
-  return warp_max(value);
+// The whole block, from each thread's largest value of a tile: what at least top_k values of the tile reach, the top_k-th
+// largest of those of groups of eight threads. One warp finds it, since a multiprocessor is busy with many.
+__device__ __forceinline__ float tile_bound(ScanShared& shared, float peak, int top_k, int warp, int lane) {
+  uint32_t group_peak = ordered_score(peak);
+#pragma unroll
+  for (int step = 1; step < 8; step <<= 1) group_peak = max(group_peak, __shfl_xor_sync(kWholeWarp, group_peak, step));
+  if (lane % 8 == 0) shared.peaks[threadIdx.x / 8] = group_peak;
+  __syncthreads();
+  if (warp == 0) {
+    const uint32_t mine = shared.peaks[lane];
+    int greater[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < 32; ++i) greater[i % 4] += shared.peaks[i] > mine ? 1 : 0;
+    const bool reaches = greater[0] + greater[1] + (greater[2] + greater[3]) < top_k;
+    const uint32_t bound = warp_min(reaches ? mine : ~0u);
+    if (lane == 0) shared.bound = fmaxf(score_of(bound), -FLT_MAX);
+  }
+  __syncthreads();
+  return shared.bound;
 }
 
-// The values of staged threads that reach the bound, into the block's list, by the whole block.
+static_assert(kDraftThreads / 8 == 32, "a group of eight threads for each lane of a warp");
+
+// One warp: values of its lanes that reach the bound, into the block's list; `peak` is each lane's largest. The few lanes with
+// such values stage what they hold, and then all lanes look through it together.
 template <typename T>
-__device__ __forceinline__ void list_staged(ScanShared& shared, int num_loads, float lowest) {
-  constexpr int kCount = Pack<T>::kCount;
-  const int num_values = num_loads * kCount, num_staged = static_cast<int>(shared.num_staged);
-  const int value = threadIdx.x % kThreadLogits, load = value / kCount;
-  if (value >= num_values) return;
+__device__ __forceinline__ void list_warp(ScanShared& shared, const TilePart<T>& part, float peak, float lowest, int num_loads,
+                                          int warp, int lane) {
+  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
+  bool is_hot = peak >= lowest;
+  uint32_t hot = __ballot_sync(kWholeWarp, is_hot);
+  const int id_step = lane / kCount * (kDraftThreads * kCount) + lane % kCount;
 #pragma unroll 1
-  for (int from = threadIdx.x / kThreadLogits; from < num_staged; from += kDraftThreads / kThreadLogits) {
-    const float x = widen(reinterpret_cast<const T*>(shared.staged[from])[value]);
-    if (!(x >= lowest)) continue;
-    const uint32_t place = atomicAdd(&shared.num_listed, 1u);
-    const int id = shared.staged_ids[from] + load * kDraftThreads * kCount + value % kCount;
-    if (place < kListCapacity) shared.list[place] = rank_key(x, id);
+  while (hot != 0) {
+    const int order = __popc(hot & lanes_below(lane)), num_staged = __popc(hot);
+    if (is_hot && order < kStagedLanes) {
+#pragma unroll
+      for (int load = 0; load < kLoads; ++load) shared.staged[warp][order][load] = part.packs[load];
+      shared.staged_ids[warp][order] = part.first_id;
+      is_hot = false;
+    }
+    __syncwarp();
+    float values[kStagedLanes];
+#pragma unroll
+    for (int i = 0; i < kStagedLanes; ++i) {
+      const bool is_value = i < num_staged && lane < num_loads * kCount;
+      values[i] = is_value ? widen(reinterpret_cast<const T*>(shared.staged[warp][i])[lane]) : -INFINITY;
+    }
+#pragma unroll
+    for (int i = 0; i < kStagedLanes; ++i) {
+      if (!(values[i] >= lowest)) continue;
+      const uint32_t place = atomicInc(&shared.num_listed, 1u << 30);  // an addition would first see who else adds
+      if (place < kListCapacity) shared.list[place] = rank_key(values[i], shared.staged_ids[warp][i] + id_step);
+    }
+    __syncwarp();
+    hot = __ballot_sync(kWholeWarp, is_hot);
   }
 }
 
-// The block writes the top_k best of n keys, descending, then zeros; a group of lanes finds each key's rank.
+// The block writes the top_k best of n keys, descending, then kNothing; a group of lanes finds each key's rank.
 __device__ __forceinline__ void write_best(const uint64_t* list, int n, int top_k, uint64_t* keys) {
   const int log2_lanes = n <= kDraftThreads / 8 ? 3 : 0, lanes = 1 << log2_lanes;
   const int lane = threadIdx.x & 31, own = lane & (lanes - 1);
@@ -194,75 +238,97 @@ __device__ __forceinline__ void write_best(const uint64_t* list, int n, int top_
     const int at = base + (lane >> log2_lanes);
     const uint64_t key = list[min(at, n - 1)];
     const int rank = count_by_lanes(list, n, key, own, lanes, [&](uint64_t other) { return other > key; });
-    if (own == 0 && at < n && rank < top_k) keys[rank] = key;
+    if (own == 0 && at < n && rank < top_k) send(keys + rank, key);
   }
   const int rank = static_cast<int>(threadIdx.x);
-  if (rank >= n && rank < top_k) keys[rank] = 0;
+  if (rank >= min(n, top_k) && rank < chunk_keys(top_k)) send(keys + rank, kNothing);
 }
 
-// One block: top_k keys and the sum of exponentials of one chunk, into the workspace. A tile's exponentials are summed
-// while its loads arrive; then the threads with values that reach the bound stage what they hold, and those values are
-// listed. The bound comes from the first tile with enough logits above -inf. A warp's sum is based on the largest of its first logits, or of later ones if they are much larger.
-template <typename T>
-__device__ __forceinline__ void scan_chunk(const T* row, int vocab_size, Chunk chunk, ScanShared& shared, int top_k,
-                                           uint64_t* keys, ExpSum* sum, uint32_t* bad_row) {
-  constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  if (threadIdx.x == 0) shared.num_staged = shared.num_listed = 0;
-  float base = -INFINITY, sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  float limit = -INFINITY, origin = 0.0f;       // what follows from the base
-  float lowest = -INFINITY;                     // the bound, once there is one
+// One warp: the block's sum from those of all its threads.
+__device__ __forceinline__ ExpSum join_threads(const ScanShared& shared, int lane) {
+  float base = shared.bases[0], sum = 0.0f;
+#pragma unroll
+  for (int warp = 1; warp < kDraftWarps; ++warp) base = fmaxf(base, shared.bases[warp]);
+  const float origin = exp_base(base);
+#pragma unroll
+  for (int warp = 0; warp < kDraftWarps; ++warp) sum += shared.sums[warp][lane] * fast_exp(shared.bases[warp] - origin);
+  return {base, warp_sum(sum)};
+}
+
+// A thread's sum of exponentials, based on the largest of its warp's first logits, or of later ones if they are much larger.
+struct WarpSum {
+  float base = -INFINITY, total = 0.0f;
+
+  // The whole warp. Returns the thread's largest logit of the tile.
+  template <typename T>
+  __device__ __forceinline__ float add(const TilePart<T>& part, int tile_packs) {
+    constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
+    float peak = Pack<T>::peak(part.packs[0]);
+    if (base == -INFINITY) base = warp_peak(peak);
+#pragma unroll 1
+    while (true) {
+      const float origin = exp_base(base);
+      float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int load = 0; load < kLoads; ++load) {
+        if (load * kDraftThreads >= tile_packs) break;
+        peak = fmaxf(peak, Pack<T>::peak(part.packs[load]));
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) sums[i % 4] += fast_exp(Pack<T>::get(part.packs[load], i) - origin);
+      }
+      if (!__any_sync(kWholeWarp, peak > base + kMostAboveBase)) {
+        total += (sums[0] + sums[1]) + (sums[2] + sums[3]);
+        return peak;
+      }
+      const float new_base = fmaxf(base, warp_peak(peak));
+      total *= fast_exp(base - new_base);
+      base = new_base;
+    }
+  }
+
+ private:
+  __device__ static float warp_peak(float peak) { return score_of(warp_max(ordered_score(fmaxf(peak, -INFINITY)))); }
+};
+
+// Where a chunk's words go.
+struct ChunkPlace {
+  uint64_t* keys;  // [chunk_keys(top_k)], or null: they are not wanted
+  uint64_t* sum;
+};
+
+// One block: top_k keys and the sum of exponentials of one chunk, sent to where `place` says. A tile's exponentials are summed
+// while its loads arrive; then the values that reach the bound are listed. The bound comes from the first tile with enough
+// logits above -inf. Returns whether `ticket`, thread 0's, is `last`.
+template <typename T, typename Place>
+__device__ __forceinline__ bool scan_chunk(const T* row, int vocab_size, Chunk chunk, ScanShared& shared, int top_k,
+                                           const Place& place, uint32_t ticket, uint32_t last) {
+  const int lane = threadIdx.x & 31;
+  if (threadIdx.x == 0) shared.num_listed = 0;
+  WarpSum sum;
+  float lowest = -INFINITY;  // the bound, once there is one
 #pragma unroll 1
   for (int tile = chunk.first; tile < chunk.last; ++tile) {
     const TilePart<T> part = load_tile(row, vocab_size, tile, chunk.tile_packs);
-    float peak = -INFINITY;
-#pragma unroll
-    for (int load = 0; load < kLoads; ++load) {
-      if (load * kDraftThreads >= chunk.tile_packs) break;
-      const float pack_peak = Pack<T>::peak(part.packs[load]);
-      peak = fmaxf(peak, pack_peak);
-      if (__any_sync(kWholeWarp, pack_peak > limit)) {  // at first, and hardly ever again
-        const float new_base = fmaxf(base, score_of(warp_max(ordered_score(fmaxf(pack_peak, -INFINITY)))));
-        const float scale = fast_exp(base - new_base);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sums[i] *= scale;
-        base = new_base;
-        limit = base + kMostAboveBase;
-        origin = exp_base(base);
-      }
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) sums[i % 4] += fast_exp(Pack<T>::get(part.packs[load], i) - origin);
-    }
-    if (!(lowest > -FLT_MAX)) {  // the same in the whole block
-      uint32_t* peaks = shared.group_peaks[(tile - chunk.first) & 1];
-      uint32_t group_peak = ordered_score(peak);
-#pragma unroll
-      for (int step = 1; step < 8; step <<= 1) group_peak = max(group_peak, __shfl_xor_sync(kWholeWarp, group_peak, step));
-      if (lane % 8 == 0) peaks[threadIdx.x / 8] = group_peak;
-      __syncthreads();
-      lowest = fmaxf(score_of(kth_largest(peaks[lane], top_k)), -FLT_MAX);
-    }
-    if (!(peak >= lowest)) continue;
-    const uint32_t at = atomicAdd(&shared.num_staged, 1u);
-    if (at >= kStagedThreads) continue;
-#pragma unroll
-    for (int load = 0; load < kLoads; ++load)
-      if (load * kDraftThreads < chunk.tile_packs) shared.staged[at][load] = part.packs[load];
-    shared.staged_ids[at] = part.first_id;
+    const int warp = warp_index();
+    const float peak = sum.add(part, chunk.tile_packs);
+    if (!(lowest > -FLT_MAX)) lowest = tile_bound(shared, peak, top_k, warp, lane);  // alike in all threads
+    list_warp(shared, part, peak, lowest, (chunk.tile_packs + kDraftThreads - 1) / kDraftThreads, warp, lane);
   }
-  const float total = warp_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
-  if (lane == 0) shared.warp_sums[warp] = {base, total};
+  const int warp = warp_index();
+  shared.sums[warp][lane] = sum.total;
+  if (lane == 0) shared.bases[warp] = sum.base;
+  if (threadIdx.x == 0) shared.is_finisher = ticket == last;
   __syncthreads();
-  const bool is_staged = shared.num_staged <= kStagedThreads;
-  if (is_staged) list_staged<T>(shared, (chunk.tile_packs + kDraftThreads - 1) / kDraftThreads, lowest);
-  __syncthreads();
-  if (!is_staged || shared.num_listed > kListCapacity) list_exactly(row, vocab_size, chunk, shared, top_k);
-  write_best(shared.list, static_cast<int>(shared.num_listed), top_k, keys);
+  const ChunkPlace to = place();
+  if (to.keys) {
+    if (shared.num_listed > kListCapacity) list_exactly(row, vocab_size, chunk, shared, top_k);
+    write_best(shared.list, static_cast<int>(shared.num_listed), top_k, to.keys);
+  }
   if (warp == kDraftWarps - 1) {
-    const ExpSum joined = warp_join(lane < kDraftWarps ? shared.warp_sums[lane] : ExpSum{-INFINITY, 0.0f});
-    if (lane == 0) *sum = joined;
-    if (lane == 0 && bad_row && is_bad_sum(joined)) *bad_row = 1;
+    const ExpSum joined = join_threads(shared, lane);
+    if (lane == 0) send(to.sum, sum_word(joined));
   }
+  return shared.is_finisher != 0;
 }
 
 }  // namespace flashtrie

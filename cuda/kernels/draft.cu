@@ -1,18 +1,17 @@
 // Draft trees in one launch.
 //
 // A row of logits is cut into equal tiles of at most 8,192; a chunk is one or a few tiles in turn. Every block reads one
-// chunk once, 16 bytes a load and a tile's loads all in flight together, and leaves the chunk's top_k values and its sum
-// of exponentials in the workspace. The block that comes last for a batch row merges the chunks of its rows, a warp each
-// and only of the depths that the tree reaches, grows the tree level by level and writes all outputs.
+// chunk once, 16 bytes a load and a tile's loads all in flight together, and sends the chunk's top_k values and its sum of
+// exponentials through the workspace. The block that began last for a batch row merges the chunks of its rows, two rows a
+// warp, finds the tree, by counting where it is flat and else node by node, and writes all outputs.
 //
-// Reads a batch row: (block - 1) V logits once; from L2 the workspace, 8 top_k + 8 bytes a chunk.
-#include "../flashtrie/draft_pick.cuh"
+// Reads a batch row: (block - 1) V logits once; from L2 the workspace, 8 top_k + 8 bytes a chunk, twice at least.
+#include "../flashtrie/draft_flat.cuh"
 #include "../flashtrie/draft_scan.cuh"
 
 namespace flashtrie {
 
-constexpr int kBlocksAtOnce = 4;  // of a multiprocessor: 64 registers a thread hold a tile without spilling
-constexpr int kFewLevels = 5;     // that are added in less time than nodes are picked
+constexpr int kBlocksAtOnce = 3;  // of a multiprocessor: 80 registers a thread, for what a finisher has in flight
 
 struct DraftParams {
   DraftSizes sizes;
@@ -23,279 +22,148 @@ struct DraftParams {
   const int32_t* roots;
   const int32_t* base_lengths;
   const int32_t* vocab_map;
-  uint64_t* chunk_keys;  // [B, depths, chunks, top_k] rank keys (logit, id), descending; 0: none
-  ExpSum* chunk_sums;    // [B, depths, chunks]
-  uint32_t* tickets;     // [B], zero before and after every launch, as are
-  uint32_t* bad_rows;    // [B], set where a chunk holds NaN or +inf
+  uint64_t* chunk_keys;  // [B, depths, chunks, chunk_keys(top_k)] (logit, id), descending; zero before and after
+  uint64_t* chunk_sums;  // [B, depths, chunks] words of ExpSum, zero before and after
+  uint32_t* tickets;     // [B], zero before and after
   int32_t num_chunks;    // of a row
   int32_t num_tiles;     // of a row
   int32_t tile_packs;    // 16-byte packs of a tile; the last tile of a row may have fewer
   int32_t chunk_tiles;   // of a chunk; the last one of a row may have fewer
-  int32_t list_capacity; // of growing
   int32_t sums_only;     // leave the chunks' sums in the workspace, and no tree
 };
 
-// One warp: all chunks of one row of logits, a lane each at a time. Their best top_k keys and some more, at most
-// kMergeCapacity, into `list`; returns how many, and the row's sum.
-__device__ __forceinline__ int merge_chunks(const uint64_t* keys, const ExpSum* sums, int num_chunks, int top_k,
-                                            uint64_t* list, int lane, ExpSum& joined) {
-  constexpr int kStep = 4;  // ranks of a chunk loaded together; deeper ones are hardly ever needed
-  int listed = 0;
-  uint32_t bound = 1;  // nothing is 0
-  joined = {-INFINITY, 0.0f};
-#pragma unroll 1
-  for (int first = 0; first < num_chunks; first += 32) {
-    const bool is_chunk = first + lane < num_chunks;
-    const unsigned long long* mine =
-        reinterpret_cast<const unsigned long long*>(keys) + static_cast<int64_t>(first + lane) * top_k;
-    float2 sum = make_float2(-INFINITY, 0.0f);
-    if (is_chunk) sum = __ldcg(reinterpret_cast<const float2*>(sums) + first + lane);
-    uint64_t found[kStep];
-#pragma unroll
-    for (int i = 0; i < kStep; ++i) found[i] = is_chunk && i < top_k ? __ldcg(mine + i) : 0;
-    bound = max(bound, group_bound(static_cast<uint32_t>(found[0] >> 32), top_k));
-#pragma unroll 1
-    for (int rank = kStep;; rank += kStep) {
-      if (listed > kMergeCapacity - 32 * kStep) {
-        __syncwarp();
-        listed = keep_best(list, listed, top_k, lane);
-        bound = max(bound, static_cast<uint32_t>(list[top_k - 1] >> 32));
-      }
-      // A chunk's keys descend, so that those to keep are its first.
-      uint32_t count = 0;
-#pragma unroll
-      for (int i = 0; i < kStep; ++i) count += static_cast<uint32_t>(found[i] >> 32) >= bound ? 1 : 0;
-      uint32_t before = 0, total = 0;
-#pragma unroll
-      for (int bit = 0; bit < 3; ++bit) {
-        const uint32_t votes = __ballot_sync(kWholeWarp, (count >> bit & 1) != 0);
-        before += static_cast<uint32_t>(__popc(votes & lanes_below(lane))) << bit;
-        total += static_cast<uint32_t>(__popc(votes)) << bit;
-      }
-#pragma unroll
-      for (uint32_t i = 0; i < kStep; ++i)
-        if (i < count) list[listed + before + i] = found[i];
-      listed += static_cast<int>(total);
-      const bool goes_on = count == kStep;
-      if (rank >= top_k || !__any_sync(kWholeWarp, goes_on)) break;
-#pragma unroll
-      for (int i = 0; i < kStep; ++i) found[i] = goes_on && rank + i < top_k ? __ldcg(mine + rank + i) : 0;
-    }
-    const ExpSum chunks = warp_join({sum.x, sum.y});
-    joined = first == 0 ? chunks : join(joined, chunks);
-  }
-  __syncwarp();
-  return listed;
-}
-
-// One warp: the candidates of one row of logits, into shared memory.
-__device__ __forceinline__ void merge_row(const uint64_t* keys, const ExpSum* sums, int num_chunks, int top_k, uint64_t* list,
-                                       float* costs, uint32_t* ids) {
-  const int lane = threadIdx.x & 31;
-  ExpSum joined;
-  const int listed = merge_chunks(keys, sums, num_chunks, top_k, list, lane, joined);
-  const bool is_bad = is_bad_sum(joined);
-  const float lse = log_sum(joined);
-  if (lane < top_k && (is_bad || lane >= listed)) costs[lane] = __uint_as_float(kNoCost);
-  if (is_bad) return;
-  const int log2_lanes = listed <= 16 ? 1 : 0, lanes = 1 << log2_lanes;
-#pragma unroll 1
-  for (int base = 0; base < listed; base += 32 >> log2_lanes) {
-    const int at = base + (lane >> log2_lanes);
-    const uint64_t key = list[min(at, listed - 1)];
-    const int rank = count_by_lanes(list, listed, key, lane & (lanes - 1), lanes,
-                                    [&](uint64_t other) { return other > key; });
-    if (at >= listed || (lane & (lanes - 1)) != 0 || rank >= top_k) continue;
-    costs[rank] = fabsf(child_log_prob(key_score(key), lse));
-    ids[rank] = key_node(key);
-  }
-}
-
-struct alignas(16) TreeShared {  // _TREE_SHARED_BYTES of cuda_draft_layout.py
-  int is_last;
-  int32_t root, base_length;
-  int size;  // of a picked tree
+struct alignas(16) FinishShared {
+  union {
+    RowShared rows[kDraftWarps][kRowsAtOnce];
+    struct {
+      TreeShared tree;
+      FlatShared flat;
+    };
+  };
 };
 
-// The last block of a batch row: chunks to candidate lists, lists to a tree, tree to outputs.
+static_assert(sizeof(FinishShared) == 42016, "FINISH_BYTES of cuda_draft_layout.py");
+
+// The finisher of a batch row: chunks to candidate lists, lists to a tree, tree to outputs.
 class Finish {
  public:
-  __device__ Finish(const DraftParams& params, int64_t batch, TreeShared& tree, unsigned char* memory)
+  __device__ Finish(const DraftParams& params, int64_t batch, unsigned char* memory)
       : params_(params),
-        tree_(tree),
+        sizes_(params.sizes),
         batch_(batch),
         depths_(params.sizes.num_depths()),
-        space_(memory, params.sizes.num_nodes, params.list_capacity),
-        growth_(space_, params.sizes.num_nodes, params.sizes.top_k) {
-    lists_.stride = params.sizes.top_k + 2;
-    lists_.costs = reinterpret_cast<float*>(space_.count + 1);
+        shared_(*reinterpret_cast<FinishShared*>(memory)) {
+    lists_.top_k = sizes_.top_k;
+    lists_.stride = power_of_two_at_least(sizes_.top_k + 2);
+    lists_.costs = reinterpret_cast<float*>(memory + sizeof(FinishShared));
     lists_.ids = reinterpret_cast<uint32_t*>(lists_.costs + (depths_ + 2) * lists_.stride);
-    unsigned char* behind = reinterpret_cast<unsigned char*>(lists_.ids + (depths_ + 2) * lists_.stride);
-    behind_ = reinterpret_cast<uint64_t*>(memory + (behind - memory + 15) / 16 * 16);
   }
 
   __device__ void run() {
-    bool is_deep = false;
-    if (threadIdx.x == 0) {
-      copy_later(&tree_.root, params_.roots + batch_);
-      copy_later(&tree_.base_length, params_.base_lengths + batch_);
+    const int32_t root = params_.roots[batch_], base_length = params_.base_lengths[batch_];
+    const FlatTree flat(sizes_.top_k, sizes_.num_nodes);  // works out what it can while words are on their way
+    clear_ends();
+    const bool is_bad = __syncthreads_or(merge());
+    if (!flat.grow(lists_, shared_.tree, shared_.flat)) {
+      if (warp_index() == 0)
+        pick();
+      else
+        touch(params_.out);
+      __syncthreads();
     }
-#pragma unroll 1
-    for (int depth = 0; depth < depths_; ++depth) {
-      if (depth % kDraftWarps == 0) {
-        merge_rows(depth);
-        if (depth == 0) clear_ends();
-        __syncthreads();
-        if (depth == 0) is_deep = goes_deep();
-      }
-      // A deep tree wants all rows at once; others are merged as far as the tree reaches.
-      if (is_deep) continue;
-      if (depth == 0)
-        growth_.add_children(lists_.costs);
-      else if (!growth_.add_level(lists_, depth))
-        break;
-    }
-    if (is_deep) pick();
-    copies_are_there();
-    __syncthreads();
-    write();
+    write(root, base_length, is_bad);
   }
 
  private:
-  // Node by node.
-  __device__ void pick() {
-    if (threadIdx.x < 32) {
-      const int num_nodes = params_.sizes.num_nodes;
-      if (num_nodes <= 32)
-        tree_.size = pick_nodes<1>(lists_, space_, num_nodes);
-      else if (num_nodes <= 64)
-        tree_.size = pick_nodes<2>(lists_, space_, num_nodes);
-      else if (num_nodes <= 128)
-        tree_.size = pick_nodes<4>(lists_, space_, num_nodes);
-      else
-        tree_.size = pick_nodes<8>(lists_, space_, num_nodes);
-    }
-    __syncthreads();
-    growth_.take(tree_.size);
+  __device__ uint64_t* keys() const {
+    return params_.chunk_keys + batch_ * depths_ * params_.num_chunks * chunk_keys(sizes_.top_k);
   }
+  __device__ uint64_t* sums() const { return params_.chunk_sums + batch_ * depths_ * params_.num_chunks; }
 
-  // Whether the tree may well be deeper than kFewLevels. It is not if all nodes of its first few levels come before the first
-  // one so deep, and are enough. The same in all threads.
-  __device__ bool goes_deep() const {
-    const int top_k = params_.sizes.top_k, stride = lists_.stride;
-    if (depths_ <= kFewLevels) return false;
-    float deep = lists_.costs[0];
-#pragma unroll
-    for (int depth = 1; depth <= kFewLevels; ++depth) deep += lists_.costs[depth * stride];
-    if (!(deep < INFINITY)) return false;  // there is none
-    float worst = lists_.costs[top_k - 1];
-    int count = 1 + top_k, level = top_k;
-#pragma unroll 1
-    for (int depth = 1; count < params_.sizes.num_nodes && depth < kFewLevels; ++depth) {
-      worst += lists_.costs[depth * stride + top_k - 1];
-      count += level *= top_k;
-    }
-    return count < params_.sizes.num_nodes || !(worst <= deep);
-  }
-
-  // The root's key, and what lies behind the lists' rows and behind the last of them.
+  // What lies behind the lists' rows and behind the last of them.
   __device__ void clear_ends() {
-    if (threadIdx.x == 0) space_.keys[0] = space_.places[0] = 0;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll 1
     for (int depth = warp; depth < depths_ + 2; depth += kDraftWarps)
 #pragma unroll 1
-      for (int rank = lane + (depth < depths_ ? params_.sizes.top_k : 0); rank < lists_.stride; rank += 32)
+      for (int rank = lane + (depth < depths_ ? sizes_.top_k : 0); rank < lists_.stride; rank += 32)
         lists_.costs[depth * lists_.stride + rank] = __uint_as_float(kNoCost);
   }
 
-  // Rows of kDraftWarps depths, a warp each.
-  __device__ void merge_rows(int first) {
-    const int warp = threadIdx.x >> 5, depth = first + warp;
-    if (depth >= depths_) return;
-    const int64_t row = batch_ * depths_ + depth;
-    const int num_chunks = params_.num_chunks, top_k = params_.sizes.top_k;
-    merge_row(params_.chunk_keys + row * num_chunks * top_k, params_.chunk_sums + row * num_chunks, num_chunks, top_k,
-              behind_ + warp * kMergeStride, lists_.costs + depth * lists_.stride, lists_.ids + depth * lists_.stride);
+  // Returns whether a row of this warp is bad.
+  __device__ bool merge() {
+    const int warp = warp_index();
+    const ChunkMail mail{keys(), sums(), depths_, params_.num_chunks, sizes_.top_k};
+    bool is_bad = false;
+#pragma unroll 1
+    for (int first = warp; first < depths_; first += kRowsAtOnce * kDraftWarps)
+      is_bad |= RowMerge(mail, shared_.rows[warp]).run(first, kDraftWarps, lists_);
+    return is_bad;
   }
 
-  __device__ void write() {
-    const DraftSizes& sizes = params_.sizes;
-    const int valid = growth_.size();
-    uint32_t bad_row = 0;
-    if (threadIdx.x == 0 && depths_ > 0) bad_row = __ldcg(params_.bad_rows + batch_);
-    uint32_t* masks = reinterpret_cast<uint32_t*>(behind_);
-    collect_masks(sizes, valid, masks, [&](uint32_t node) { return growth_.parent(node); });
-    bool is_full = false;  // with its parent's last candidate in the tree, all the others are
-    write_nodes(sizes, params_.out, batch_, tree_.root, tree_.base_length, valid, [&](int i) {
-      const int place = static_cast<int>(growth_.place(i)), depth = place / lists_.stride;
-      is_full |= place - depth * lists_.stride == sizes.top_k - 1;
-      int32_t token = static_cast<int32_t>(lists_.ids[place]);
+  // One warp.
+  __device__ void pick() {
+    const int num_nodes = sizes_.num_nodes;
+    const uint32_t top_k = static_cast<uint32_t>(sizes_.top_k);
+    if (num_nodes <= 32)
+      TreePick<1>(lists_, shared_.tree, num_nodes).run(top_k);
+    else if (num_nodes <= 64)
+      TreePick<2>(lists_, shared_.tree, num_nodes).run(top_k);
+    else if (num_nodes <= 128)
+      TreePick<4>(lists_, shared_.tree, num_nodes).run(top_k);
+    else
+      TreePick<8>(lists_, shared_.tree, num_nodes).run(top_k);
+  }
+
+  __device__ void write(int32_t root, int32_t base_length, bool is_bad) {
+    const TreeShared& tree = shared_.tree;
+    const int valid = tree.size, log2_stride = 31 - __clz(lists_.stride);
+    write_nodes(sizes_, params_.out, batch_, root, base_length, valid, [&](int i) {
+      const PickedNode node = tree.nodes[i];
+      int32_t token = static_cast<int32_t>(lists_.ids[node.place]);
       if (params_.vocab_map) token = params_.vocab_map[token];
-      return DraftNode{token, depth + 1, static_cast<int32_t>(growth_.parent(i)), growth_.cost(i), kNoNode};
+      return DraftNode{token, static_cast<int32_t>(node.place >> log2_stride) + 1, static_cast<int32_t>(node.parent),
+                       node.cost, kNoNode};
     });
-    const bool is_truncated = __syncthreads_or(is_full) && sizes.vocab_size > sizes.top_k;
-    write_masks(sizes, params_.out, batch_, masks);
+    write_masks(sizes_, params_.out, batch_, [&](int i, int word) {
+      return i < valid ? tree.masks[i][word] : padding_mask(sizes_, i, word);
+    });
     if (threadIdx.x == 0) {
-      params_.out.status[batch_] = (bad_row ? kDraftBadRow : 0) | (is_truncated ? kDraftTruncated : 0);
-      if (bad_row) params_.bad_rows[batch_] = 0;
+      const bool is_truncated = tree.is_full && sizes_.vocab_size > sizes_.top_k;
+      params_.out.status[batch_] = (is_bad ? kDraftBadRow : 0) | (is_truncated ? kDraftTruncated : 0);
     }
   }
 
   const DraftParams& params_;
-  TreeShared& tree_;
+  const DraftSizes& sizes_;
   const int64_t batch_;
   const int depths_;
-  const GrowShared space_;
-  TreeGrowth growth_;
+  FinishShared& shared_;
   DraftLists lists_;
-  uint64_t* behind_;  // the warps' merge lists, then the masks
 };
-
-// Numbers the callers 0 to count - 1 and starts anew. What the block wrote before its ticket is seen by the block with
-// the last one; lighter than two __threadfence() around an atomicInc, which order more than this needs.
-__device__ __forceinline__ uint32_t take_ticket(uint32_t* counter, uint32_t count) {
-#if defined(__CUDA_ARCH__)
-  uint32_t ticket;
-  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
-               : "=r"(ticket)
-               : "l"(counter), "r"(count - 1)
-               : "memory");
-#else
-  const uint32_t ticket = *counter;
-  *counter = ticket >= count - 1 ? 0 : ticket + 1;
-#endif
-  return ticket;
-}
-
-// Whether this block is the last of `count` to come by.
-__device__ __forceinline__ bool is_last_block(uint32_t* counter, uint32_t count, TreeShared& tree) {
-  __syncthreads();
-  if (threadIdx.x == 0) tree.is_last = count == 1 || take_ticket(counter, count) == count - 1;
-  __syncthreads();
-  return tree.is_last != 0;
-}
 
 template <typename T>
 __device__ __forceinline__ void build(const DraftParams& params, unsigned char* memory) {
-  TreeShared& tree = *reinterpret_cast<TreeShared*>(memory);
-  memory += sizeof(TreeShared);
   const DraftSizes& sizes = params.sizes;
   const uint32_t chunks = params.num_chunks, depths = sizes.num_depths();  // grid: chunks, depths, batch rows
   const int64_t batch = blockIdx.z;
   if (depths > 0) {  // a tree of one node has nothing to scan
+    uint32_t ticket = 0;
+    if (threadIdx.x == 0 && !params.sums_only) ticket = take_ticket(params.tickets + batch, chunks * depths);
     const uint32_t depth = blockIdx.y, chunk = blockIdx.x;
     const T* row = reinterpret_cast<const T*>(params.rows + batch * params.block_bytes + depth * params.row_bytes);
-    const int64_t slot = (batch * depths + depth) * chunks + chunk;
     const int first_tile = static_cast<int>(chunk) * params.chunk_tiles;
     const Chunk tiles{first_tile, min(first_tile + params.chunk_tiles, params.num_tiles), params.tile_packs};
-    scan_chunk(row, sizes.vocab_size, tiles, *reinterpret_cast<ScanShared*>(memory), sizes.top_k,
-               params.chunk_keys + slot * sizes.top_k, params.chunk_sums + slot,
-               params.sums_only ? nullptr : params.bad_rows + batch);
+    const auto place = [&]() -> ChunkPlace {
+      const int64_t at = (batch * depths + depth) * chunks + chunk;
+      return {params.sums_only ? nullptr : params.chunk_keys + at * chunk_keys(sizes.top_k), params.chunk_sums + at};
+    };
+    const bool is_finisher = scan_chunk(row, sizes.vocab_size, tiles, *reinterpret_cast<ScanShared*>(memory), sizes.top_k,
+                                        place, ticket, chunks * depths - 1);
+    if (params.sums_only || !is_finisher) return;
+    __syncthreads();
   }
-  if (params.sums_only) return;
-  if (depths > 0 && !is_last_block(params.tickets + batch, chunks * depths, tree)) return;
-  Finish(params, batch, tree, memory).run();
+  Finish(params, batch, memory).run();
 }
 
 }  // namespace flashtrie
@@ -303,18 +171,25 @@ __device__ __forceinline__ void build(const DraftParams& params, unsigned char* 
 #if defined(__CUDACC__)
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
+// The block's shared memory by an address in a register, which else is worked out again wherever it is used.
+__device__ __forceinline__ unsigned char* block_memory() {
+  uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(shared_memory));
+  asm volatile("" : "+r"(address));
+  return static_cast<unsigned char*>(__cvta_shared_to_generic(address));
+}
+
 extern "C" {
 __global__ void __launch_bounds__(flashtrie::kDraftThreads, flashtrie::kBlocksAtOnce)
     draft_float32(const __grid_constant__ flashtrie::DraftParams params) {
-  flashtrie::build<float>(params, shared_memory);
+  flashtrie::build<float>(params, block_memory());
 }
 __global__ void __launch_bounds__(flashtrie::kDraftThreads, flashtrie::kBlocksAtOnce)
     draft_float16(const __grid_constant__ flashtrie::DraftParams params) {
-  flashtrie::build<__half>(params, shared_memory);
+  flashtrie::build<__half>(params, block_memory());
 }
 __global__ void __launch_bounds__(flashtrie::kDraftThreads, flashtrie::kBlocksAtOnce)
     draft_bfloat16(const __grid_constant__ flashtrie::DraftParams params) {
-  flashtrie::build<flashtrie::Bfloat16>(params, shared_memory);
+  flashtrie::build<flashtrie::Bfloat16>(params, block_memory());
 }
 }
 #endif

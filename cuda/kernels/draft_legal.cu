@@ -7,7 +7,7 @@
 // Reads a node: its line and louds words, the labels of its children (or two words of the masks' rows and its entries),
 // and one logit for each: all of them, so that no legal token is lost to top_k. Nodes beyond the N best found so far are
 // not expanded.
-#include "../flashtrie/draft_block.cuh"
+#include "../flashtrie/draft_mail.cuh"
 #include "../flashtrie/draft_rules.cuh"
 
 namespace flashtrie {
@@ -37,7 +37,7 @@ struct LegalParams {
   const void* logits;
   const int32_t* roots;
   const int32_t* base_lengths;
-  const ExpSum* chunk_sums;    // [B, depths, chunks] of whole rows, or null to renormalise
+  uint64_t* chunk_sums;        // [B, depths, chunks] words of ExpSum of whole rows, zero afterwards; null to renormalise
   LevelNode* levels;           // [B, depths + 1, N]
   LegalCandidate* candidates;  // [B, N, top_k] of the level at hand
   int32_t num_chunks;
@@ -210,7 +210,7 @@ class LegalBuild {
     if (params_.chunk_sums == nullptr) return;
     for (int depth = warp_; depth < depths_; depth += kDraftWarps) {
       const ExpSum joined =
-          merge_sums(params_.chunk_sums + (batch_ * depths_ + depth) * params_.num_chunks, params_.num_chunks, lane_);
+          take_sums(params_.chunk_sums + (batch_ * depths_ + depth) * params_.num_chunks, params_.num_chunks, lane_);
       const bool is_bad = is_bad_sum(joined);
       if (lane_ == 0) {
         shared_.sums[depth] = is_bad ? NAN : log_sum(joined);
@@ -437,7 +437,8 @@ class LegalBuild {
         },
         level(0)[0].state);
     __syncthreads();
-    write_masks(sizes_, params_.out, batch_, shared_.masks);
+    write_masks(sizes_, params_.out, batch_,
+                [&](int i, int word) { return shared_.masks[i * sizes_.mask_words() + word]; });
     if (threadIdx.x == 0)
       params_.out.status[batch_] =
           (shared_.is_bad ? kDraftBadRow : 0) | (shared_.is_truncated ? kDraftTruncated : 0);

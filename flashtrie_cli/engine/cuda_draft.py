@@ -65,7 +65,7 @@ class PreparedDraft:
             raise InputError(f"the workspace is not a uint8 array of {needed} bytes")
         if space.pointer % layout.ALIGNMENT:
             raise InputError(f"the workspace does not start on {layout.ALIGNMENT} bytes")
-        self._tickets = (space.pointer, layout.num_tickets(plan))
+        self._zeros = (space.pointer, layout.num_zeros(plan))
         host_map = None
         if constraint is not None and inputs.vocab_map is not None:
             host_map = _to_host(pointers["vocab_map"], plan.vocab_size)
@@ -77,7 +77,7 @@ class PreparedDraft:
         there."""
         handle = stream_handle(stream)
         if self._must_zero:
-            cuda_launch.zero(*self._tickets, handle)
+            cuda_launch.zero(*self._zeros, handle)
             self._must_zero = False
         for launch in self._launches:
             launch(handle)
@@ -264,7 +264,7 @@ def build_from_host(plan: DraftPlan, inputs: DraftInputs, out: DraftTrees) -> No
         raise EngineUnavailable(
             f"the device's memory is too small: {error}", hint="split the batch"
         ) from None
-    cuda.memset_d32(workspace, 0, layout.num_tickets(plan))
+    cuda.memset_d32(workspace, 0, layout.num_zeros(plan))
     pointers = {name: int(array) for name, array in held.items()}
     launches, kept = _prepare(plan, pointers, constraint, inputs.vocab_map, int(workspace))
     for launch in launches:

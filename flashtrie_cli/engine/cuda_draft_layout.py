@@ -13,18 +13,19 @@ from flashtrie_cli.errors import UsageError
 THREADS = 256
 TILE_LOGITS = 8192
 """Most logits that one block reads at a time (kTileLogits)."""
-MERGE_BYTES = 8 * 288
-"""Shared memory of a warp's merge list (kMergeStride)."""
-SCAN_BYTES = 25_456
+SCAN_BYTES = 11_536
 """Shared memory of a block's scan (ScanShared)."""
-BLOCKS_PER_MULTIPROCESSOR = 4
+FINISH_BYTES = 42_016
+"""Shared memory of a block that merges rows and picks a tree (FinishShared), before its lists."""
+DEALT_KEYS = 4
+"""A chunk sends a multiple of so many keys (kDealtKeys)."""
+BLOCKS_PER_MULTIPROCESSOR = 3
 """Blocks that run at once (kBlocksAtOnce)."""
-MAX_CHUNK_TILES = 4
-TILE_OVERHEAD = 1500
-"""Logits that could be read in the time that a tile takes beside its reading."""
+FEW_ROUNDS, MANY_ROUNDS = 1.25, 16
+"""Rounds of as many blocks as run at once, each with one tile."""
 LEGAL_BYTES = 46_272
 """Shared memory of a block of the constrained kernel before its sort (LegalShared)."""
-_LEVEL_NODE_BYTES, _CANDIDATE_BYTES, _TREE_SHARED_BYTES = 24, 12, 16
+_LEVEL_NODE_BYTES, _CANDIDATE_BYTES = 24, 12
 ALIGNMENT = 256
 """Bytes that the workspace starts on."""
 _MAX_GRID_Z = 65_535
@@ -68,12 +69,10 @@ class DraftParams(ctypes.Structure):
         ("chunk_keys", _pointer),
         ("chunk_sums", _pointer),
         ("tickets", _pointer),
-        ("bad_rows", _pointer),
         ("num_chunks", ctypes.c_int32),
         ("num_tiles", ctypes.c_int32),
         ("tile_packs", ctypes.c_int32),
         ("chunk_tiles", ctypes.c_int32),
-        ("list_capacity", ctypes.c_int32),
         ("sums_only", ctypes.c_int32),
     )
 
@@ -173,32 +172,27 @@ class Tiling:
 
 
 def tiling(plan: DraftPlan, logits: int, num_multiprocessors: int) -> Tiling:
-    """Cut the rows so that the multiprocessors get even shares while one or two rounds of blocks read everything; where
-    there are more rounds, into chunks of several tiles, so that less is merged. Measured on an H200:
-    docs/benchmarks/draft.md."""
+    """Cut rows into as few tiles as may be, all but the last of which every thread of a block loads alike. A block
+    takes one tile where that makes little more than one round of blocks, else some in turn, so that less is merged.
+    Measured on an H200: docs/benchmarks/draft.md."""
     packs, pack = _row_packs(plan, logits)
-    rows, blocks = plan.batch_size * plan.num_depths, BLOCKS_PER_MULTIPROCESSOR * num_multiprocessors
-    least = -(-packs * pack // TILE_LOGITS)
-    if rows * least > 2 * blocks:
-        chunk_tiles = max(1, min(rows * least // (2 * blocks), MAX_CHUNK_TILES, least))
-        return Tiling(least, -(-packs // least), chunk_tiles)
-
-    def cut(chunks: int) -> Tiling:
-        chunk_tiles = -(-packs * pack // (chunks * TILE_LOGITS))
-        tile_packs = -(-packs // (chunks * chunk_tiles))
-        return Tiling(-(-packs // tile_packs), tile_packs, chunk_tiles)
-
-    def cost(cut: Tiling) -> int:
-        share = -(-rows * cut.num_chunks // num_multiprocessors)
-        return share * cut.chunk_tiles * (cut.tile_packs * pack + TILE_OVERHEAD)
-
-    cuts = [cut(chunks) for chunks in range(-(-least // MAX_CHUNK_TILES), max_chunks(plan.vocab_size) + 1)]
-    return min(cuts, key=cost)
+    num_tiles = -(-packs * pack // TILE_LOGITS)
+    loads = -(-packs // (num_tiles * THREADS))
+    is_tail_short = num_tiles > 1 and 0 < packs % (loads * THREADS) < THREADS
+    if is_tail_short and (loads + 1) * THREADS * pack <= TILE_LOGITS:
+        loads += 1  # a tile with too few logits for a bound takes long
+    num_tiles = -(-packs // (loads * THREADS))
+    blocks_at_once = BLOCKS_PER_MULTIPROCESSOR * num_multiprocessors
+    num_rounds = plan.batch_size * plan.num_depths * num_tiles / blocks_at_once
+    chunk_tiles = 1 if num_rounds <= FEW_ROUNDS else 2
+    if plan.logit_type != "float32" and num_rounds > MANY_ROUNDS:
+        chunk_tiles = 4  # they are read in half the time
+    return Tiling(num_tiles, loads * THREADS, min(chunk_tiles, num_tiles))
 
 
 def max_chunks(vocab_size: int) -> int:
-    """Most chunks of a row: what one warp merges at once, or as many as must be."""
-    return max(-(-(vocab_size + 14) // TILE_LOGITS), min(32, -(-(vocab_size + 14) // 1024)))
+    """Most chunks of a row."""
+    return -(-(vocab_size + 14) // TILE_LOGITS)
 
 
 def _workspace_parts(plan: DraftPlan, constrained: bool) -> dict[str, int]:
@@ -206,9 +200,9 @@ def _workspace_parts(plan: DraftPlan, constrained: bool) -> dict[str, int]:
     rows = plan.batch_size * plan.num_depths
     chunks = rows * max_chunks(plan.vocab_size)
     sizes = {
-        "tickets": 8 * plan.batch_size,
+        "tickets": 4 * plan.batch_size,
         "chunk_sums": 8 * chunks,
-        "chunk_keys": 8 * chunks * plan.top_k,
+        "chunk_keys": 8 * chunks * (-(-plan.top_k // DEALT_KEYS) * DEALT_KEYS),
         "levels": _LEVEL_NODE_BYTES * plan.batch_size * (plan.num_depths + 1) * plan.num_nodes
         if constrained
         else 0,
@@ -221,9 +215,9 @@ def _workspace_parts(plan: DraftPlan, constrained: bool) -> dict[str, int]:
     return {**offsets, "end": end}
 
 
-def num_tickets(plan: DraftPlan) -> int:
-    """32-bit words at the start of the workspace that must be zero at first."""
-    return 2 * plan.batch_size
+def num_zeros(plan: DraftPlan) -> int:
+    """32-bit words at the start of the workspace that must be zero at first; every build leaves them so."""
+    return _workspace_parts(plan, False)["end"] // 4
 
 
 def workspace_size(plan: DraftPlan, constrained: bool = False) -> int:
@@ -231,20 +225,10 @@ def workspace_size(plan: DraftPlan, constrained: bool = False) -> int:
     return max(_workspace_parts(plan, constrained)["end"], 1)
 
 
-def list_capacity(plan: DraftPlan) -> int:
-    """Nodes and candidates that may be looked at together when a level is added (TreeGrowth): fewer nodes are before
-    a candidate than the tree has only for the first parents of each rank."""
-    candidates = sum((plan.num_nodes - 1) // (rank + 2) for rank in range(plan.top_k))
-    return 4 * -(-max(plan.num_nodes + 3 + candidates, 2 * plan.num_nodes) // 4)
-
-
 def shared_bytes(plan: DraftPlan) -> int:
-    """Dynamic shared memory of a block: a chunk's lists; or the tree, its candidates, and then the warps' merge
-    lists or the masks."""
-    growth = 24 * (plan.num_nodes + 1) + 16 * list_capacity(plan) + 4
-    candidates = 8 * (plan.num_depths + 2) * (plan.top_k + 2)
-    behind = max(THREADS // 32 * MERGE_BYTES, 4 * plan.num_nodes * plan.mask_words)
-    return _TREE_SHARED_BYTES + max(SCAN_BYTES, growth + candidates + 16 + behind)
+    """Dynamic shared memory of a block: a chunk's lists; or the tree and its candidates."""
+    candidates = 8 * (plan.num_depths + 2) * (1 << (plan.top_k + 1).bit_length())
+    return max(SCAN_BYTES, FINISH_BYTES + candidates)
 
 
 def legal_shared_bytes(plan: DraftPlan) -> int:
@@ -315,8 +299,6 @@ def fill_params(
     parts = _workspace_parts(plan, False)
     for name in ("tickets", "chunk_sums", "chunk_keys"):
         setattr(params, name, workspace + parts[name])
-    params.bad_rows = params.tickets + 4 * plan.batch_size
-    params.list_capacity = list_capacity(plan)
     cut = tiling(plan, pointers["logits"], num_multiprocessors)
     for name in ("num_tiles", "tile_packs", "chunk_tiles", "num_chunks"):
         setattr(params, name, getattr(cut, name))

@@ -161,7 +161,11 @@ def draft_workspace_size(
     *,
     constrained: bool = False,
 ) -> int:
-    """Bytes of device memory that a cuda build of these sizes needs; zero them once before the first build."""
+    """Bytes of device memory that a cuda build of these sizes needs; zero them once before the first build.
+
+    Builds leave them so, and builds of several sizes may take turns with one workspace. Constrained builds leave other
+    things, too: zero it again before a build of another size.
+    """
     from flashtrie_cli.engine import cuda_draft_layout
 
     return cuda_draft_layout.workspace_size(

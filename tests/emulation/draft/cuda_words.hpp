@@ -40,6 +40,16 @@ inline bool __syncthreads_or(bool flag) {
   simt::sync_block();
   return any;
 }
+inline int __syncthreads_count(bool flag) {
+  simt::sync_block();
+  block_flags[simt::block()] = 0;
+  simt::sync_block();
+  block_flags[simt::block()] += flag ? 1 : 0;
+  simt::sync_block();
+  const int count = block_flags[simt::block()];
+  simt::sync_block();
+  return count;
+}
 inline uint32_t __ballot_sync(unsigned, bool vote) { return simt::ballot(vote); }
 inline bool __any_sync(unsigned, bool vote) { return simt::any(vote); }
 template <typename T>
@@ -55,11 +65,7 @@ template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, int step) {
   return __shfl_sync(mask, value, static_cast<int>(simt::lane()) ^ step);
 }
-inline uint32_t atomicExch(uint32_t* at, uint32_t value) {
-  const uint32_t before = simt::atomic_add(at, 0u);
-  *at = value;
-  return before;
-}
+inline uint32_t atomicInc(uint32_t* at, uint32_t last) { return simt::atomic_increment(at, last); }
 inline uint32_t atomicAdd(uint32_t* at, uint32_t value) { return simt::atomic_add(at, value); }
 
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }

@@ -1,0 +1,111 @@
+// Words that blocks leave for one another in device memory (nvcc only). A word is its own flag: places are zero between
+// launches, what is left there is not, and who takes it puts the zero back. So a word costs its way to L2 and back, and no
+// fence, no ticket and no second read.
+//
+// Whoever waits must know that the senders run. The finisher of a batch row is the block that came for its ticket last, as
+// it began: all the others had begun by then, and they wait for nobody.
+#pragma once
+#include "draft_block.cuh"
+
+#if defined(__CUDACC__) || defined(FT_EMULATION)
+
+namespace flashtrie {
+
+constexpr uint64_t kNothing = 1;  // a word that stands for no key: below all keys
+constexpr int kDealtKeys = 4;     // keys of a chunk that are looked at together
+
+// Keys that a chunk sends, kNothing behind the top_k best.
+__device__ __forceinline__ int chunk_keys(int top_k) { return (top_k + kDealtKeys - 1) / kDealtKeys * kDealtKeys; }
+
+__device__ __forceinline__ void send(uint64_t* to, uint64_t word) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+#else
+  *to = word;
+#endif
+}
+
+// What is there now, zero perhaps.
+__device__ __forceinline__ uint64_t look(const uint64_t* from) {
+#if defined(__CUDA_ARCH__)
+  uint64_t word;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+  return word;
+#else
+  simt::maybe_yield();
+  return *from;
+#endif
+}
+
+// Two neighbours, each as it is now; the first one's address is a multiple of 16.
+struct WordPair {
+  uint64_t first, second;
+};
+
+__device__ __forceinline__ WordPair look_twice(const uint64_t* from) {
+#if defined(__CUDA_ARCH__)
+  WordPair pair;
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(pair.first), "=l"(pair.second) : "l"(from) : "memory");
+  return pair;
+#else
+  return {look(from), look(from + 1)};
+#endif
+}
+
+// The whole warp has looked and some lane wants to look again.
+__device__ __forceinline__ void wait_a_little() {
+#if !defined(__CUDA_ARCH__)
+  simt::yield();
+#endif
+}
+
+__device__ __forceinline__ void clear_twice(uint64_t* words) {
+#if defined(__CUDA_ARCH__)
+  *reinterpret_cast<uint4*>(words) = make_uint4(0, 0, 0, 0);
+#else
+  words[0] = words[1] = 0;
+#endif
+}
+
+// Numbers the callers 0 to count - 1 and starts anew.
+__device__ __forceinline__ uint32_t take_ticket(uint32_t* counter, uint32_t count) {
+#if defined(__CUDA_ARCH__)
+  uint32_t ticket;
+  asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(ticket)
+               : "l"(counter), "r"(count - 1)
+               : "memory");
+#else
+  const uint32_t ticket = *counter;
+  *counter = ticket >= count - 1 ? 0 : ticket + 1;
+#endif
+  return ticket;
+}
+
+// A sum as a word. It is never zero: where the base is 0, the sum is at least about 1.
+__device__ __forceinline__ uint64_t sum_word(ExpSum sum) {
+  return static_cast<uint64_t>(__float_as_uint(sum.sum)) << 32 | __float_as_uint(sum.base);
+}
+
+__device__ __forceinline__ ExpSum word_sum(uint64_t word) {
+  return {__uint_as_float(static_cast<uint32_t>(word)), __uint_as_float(static_cast<uint32_t>(word >> 32))};
+}
+
+// One warp takes the sums of a row's chunks, which an earlier launch left, and leaves zeros.
+__device__ __forceinline__ ExpSum take_sums(uint64_t* sums, int num_chunks, int lane) {
+  ExpSum joined{-INFINITY, 0.0f};
+#pragma unroll 1
+  for (int first = 0; first < num_chunks; first += 32) {
+    ExpSum part = joined;
+    part.sum = 0.0f;
+    if (first + lane < num_chunks) {
+      part = word_sum(sums[first + lane]);
+      sums[first + lane] = 0;
+    }
+    joined = join(joined, warp_join(part));
+  }
+  return joined;
+}
+
+}  // namespace flashtrie
+#endif
