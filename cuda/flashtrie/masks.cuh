@@ -5,9 +5,12 @@
 // entries, 32 bits each: the token id above, and below it how far down the numbering the node lies that
 // the token leads to. A distance that does not fit is looked up in the far table instead.
 //
+// Five nodes of six are single: one byte must follow. The tokens that spell just that byte (one, or in SentencePiece
+// vocabularies two) lead to the next node and are no entries: the byte's label says which they are.
+//
 //   question                        dependent reads
 //   terminal? how many allowed?     1  two neighbouring words of rows
-//   allowed tokens                  2  rows, then the run (2 to 5 entries as a rule: one sector)
+//   allowed tokens                  2  rows, then the run (1 to 4 entries as a rule: one sector); beside them the label
 //   where does a token lead?        2  the same run; 3 + log2(num_far) for the far few
 #pragma once
 #include "bits.cuh"
@@ -15,15 +18,25 @@
 namespace flashtrie {
 
 constexpr uint32_t kTerminalBit = 0x80000000u;  // in rows: a member of the set ends at this node
+constexpr uint32_t kSingleBit = 0x40000000u;    // in rows: none does, and it has one child
+constexpr uint32_t kEntryBits = 0x3fffffffu;    // in rows: the entry
 constexpr uint32_t kRejected = 0xffffffffu;     // what an advance answers to a token that is not allowed
+
+// The tokens that spell one byte each: those of byte b are tokens[begins[b], begins[b + 1]), ascending.
+struct ByteTokens {
+  const uint32_t* begins;  // 257
+  const uint32_t* tokens;
+};
 
 // Pointers and counts only; the arrays belong to whoever opened the index.
 struct MaskView {
-  const uint32_t* rows;         // num_nodes + 2: the node's first entry, with the terminal bit; the last two end the runs
+  const uint32_t* rows;         // num_nodes + 2: the node's first entry, with its bits; the last two end the runs
   const uint32_t* entries;      // token << hop_bits | hop; hop = target - node, all ones where that is too far
   const uint32_t* far_entries;  // num_far, ascending: positions of the entries with such a hop
   const uint32_t* far_targets;  // num_far: the nodes they lead to
   const uint32_t* eos;          // num_eos, ascending: the end-of-sequence ids
+  const uint8_t* labels;        // num_nodes: the byte into each node; null where no node is single
+  ByteTokens bytes;
   uint32_t num_nodes;
   uint32_t num_far;
   uint32_t num_eos;
@@ -33,12 +46,26 @@ struct MaskView {
 
 struct EntryRange {
   uint32_t first, last;  // half-open, in entries
-  bool terminal;
+  bool terminal, single;
+
+  FT_HD uint32_t count() const { return last - first; }
 };
 
 FT_HD EntryRange entry_range(const MaskView& masks, uint32_t node) {
   const uint32_t here = masks.rows[node];
-  return {here & ~kTerminalBit, masks.rows[node + 1] & ~kTerminalBit, (here & kTerminalBit) != 0};
+  return {here & kEntryBits, masks.rows[node + 1] & kEntryBits, (here & kTerminalBit) != 0, (here & kSingleBit) != 0};
+}
+
+// The tokens of a single node that are no entries, as a half-open range of masks.bytes.tokens; empty for other nodes.
+struct ByteRange {
+  uint32_t first, last;
+  FT_HD uint32_t count() const { return last - first; }
+};
+
+FT_HD ByteRange byte_range(const MaskView& masks, uint32_t node, const EntryRange& range) {
+  if (!range.single) return {0, 0};
+  const uint32_t byte = masks.labels[node + 1];
+  return {masks.bytes.begins[byte], masks.bytes.begins[byte + 1]};
 }
 
 // First position of values[first, last) that is not below `wanted`.
@@ -75,6 +102,9 @@ FT_HD uint32_t advance(const MaskView& masks, uint32_t state, uint32_t token) {
   const EntryRange range = entry_range(masks, state);
   const uint32_t entry = lower_bound(masks.entries, range.first, range.last, token << masks.hop_bits);
   if (entry < range.last && entry_token(masks, entry) == token) return entry_target(masks, state, entry);
+  const ByteRange bytes = byte_range(masks, state, range);
+  for (uint32_t i = bytes.first; i < bytes.last; ++i)
+    if (masks.bytes.tokens[i] == token) return state + 1;
   return range.terminal && is_eos(masks, token) ? masks.num_nodes : kRejected;
 }
 

@@ -42,12 +42,12 @@ class Compiler {
     limit_ = num_nodes * uint64_t(6) + 4096;
     size_t shared_with_next = 0;
     for (size_t i = members.size(); i-- > 0;) {
-      path_[members[i].size()].terminal_bit = kTerminalBit;
-      close_down_to(shared[i], shared_with_next, members[i].size());
+      path_[members[i].size()].terminal = true;
+      close_down_to(shared[i], shared_with_next, members[i].size(), i == 0);
       shared_with_next = shared[i];
     }
     made_.rows[0] = kNoOutput;
-    close<true>(0);
+    close<true>(0, row_bits(path_[0]), false);
     if (made_.entries.size() > kMaxMaskEntries) return CompileStatus::too_many_entries;
     finish();
     return CompileStatus::ok;
@@ -63,21 +63,36 @@ class Compiler {
   struct Level {
     uint64_t few[kInline] = {};  // the first kSorted are 0 where unused, which no entry is: no target is the root
     uint32_t count = 0;
-    uint32_t terminal_bit = 0;
+    uint16_t num_children = 0;  // closed ones
+    bool terminal = false;
     std::vector<uint64_t>* more = nullptr;  // all of them, once there are more than kInline; see spill()
   };
 
-  // Below what the member shares with the one after it there is one path, whose hops are short.
-  void close_down_to(size_t depth, size_t shared_with_next, size_t size) {
+  // Below what the member shares with the one after it there is one path: hops are short, and inner nodes single.
+  void close_down_to(size_t depth, size_t shared_with_next, size_t size, bool is_first) {
     size_t at = size;
-    if (size < far_hop_)
-      for (const size_t end = std::max(depth, shared_with_next); at > end; --at) close<false>(at);
-    for (; at > depth; --at) close<true>(at);
+    const size_t fork = std::max(depth, shared_with_next);
+    if (size < far_hop_ && size > fork + 1) {
+      for (uint32_t bits = kTerminalBit; at > fork + 1; --at, bits = kSingleBit) close<false>(at, bits, true);
+      path_[at].num_children = 1;
+    }
+    for (; at > depth; --at) {
+      // The parent has no other child before this one, nor a member, if the member before leaves the path above it.
+      const bool begins_path = at > depth + 1 || is_first;
+      Level& parent = path_[at - 1];
+      close<true>(at, row_bits(path_[at]), begins_path && parent.num_children == 0);
+      ++parent.num_children;
+    }
   }
 
-  // Takes the node's output list out of rows, where the walk left it, and puts its row there.
+  static uint32_t row_bits(const Level& level) {
+    return level.terminal ? kTerminalBit : level.num_children == 1 ? kSingleBit : 0;
+  }
+
+  // Takes the node's output list out of rows, where the walk left it, and puts its row there. The tokens of one byte
+  // come last in the list, and are no entries of a parent that is single.
   template <bool kMayBeFar>
-  void close(size_t depth) {
+  void close(size_t depth, uint32_t bits, bool is_parent_single) {
     Level& level = path_[depth];
     const uint32_t node = --node_;
     const uint32_t first_output = made_.rows[node];
@@ -86,14 +101,17 @@ class Compiler {
       flush_few<kMayBeFar>(node, level);
     else
       flush_many(node, level);
-    made_.rows[node] = static_cast<uint32_t>(made_.entries.size()) | level.terminal_bit;
+    made_.rows[node] = static_cast<uint32_t>(made_.entries.size()) | bits;
     level.count = 0;
-    level.terminal_bit = 0;
+    level.num_children = 0;
+    level.terminal = false;
     if (first_output == kNoOutput) return;
+    const uint32_t shortest = is_parent_single ? 2 : 1;
     for (const Output* output = outputs_ + first_output;; ++output) {
-      const uint32_t length = output->length;
-      add(path_[depth - (length & ~kLastOutput)], static_cast<uint64_t>(output->token) << (32 + hop_bits_) | node);
-      if (length & kLastOutput) return;
+      const uint32_t length = output->length & ~kLastOutput;
+      if (length < shortest) return;
+      add(path_[depth - length], static_cast<uint64_t>(output->token) << (32 + hop_bits_) | node);
+      if (output->length & kLastOutput) return;
     }
   }
 
@@ -207,7 +225,7 @@ class Compiler {
     const uint32_t num_entries = static_cast<uint32_t>(made_.entries.size());
     for (uint32_t node = 0; node < num_nodes_; ++node) {
       const uint32_t row = made_.rows[node];
-      made_.rows[node] = (num_entries - (row & ~kTerminalBit)) | (row & kTerminalBit);
+      made_.rows[node] = (num_entries - (row & kEntryBits)) | (row & ~kEntryBits);
     }
     made_.rows[num_nodes_] = made_.rows[num_nodes_ + 1] = num_entries;
     for (size_t i = far_.size(); i-- > 0;) {
@@ -236,28 +254,6 @@ class Compiler {
   uint32_t num_nodes_ = 0;
   uint64_t limit_ = 0;
 };
-
-// A node has one child unless a member ends there or the next member leaves the path there.
-void mark_single(const std::vector<std::string_view>& members, const std::vector<uint32_t>& shared, CompiledMasks& made) {
-  // What is left of the current member's path: runs of nodes that one member added, by depth.
-  struct Run {
-    uint32_t depth, node;
-  };
-  std::vector<Run> path{{0, 0}};
-  const size_t num_nodes = made.labels.size();
-  std::fill(made.single.begin(), made.single.end(), ~uint64_t(0));
-  if (num_nodes % 64 != 0) made.single.back() = (uint64_t(1) << (num_nodes % 64)) - 1;
-  const auto clear = [&made](uint32_t node) { made.single[node >> 6] &= ~(uint64_t(1) << (node & 63)); };
-  if (members.empty()) clear(0);
-  uint32_t last = 0;  // node
-  for (size_t i = 0; i < members.size(); ++i) {
-    while (path.back().depth > shared[i]) path.pop_back();
-    if (i > 0) clear(path.back().node + (shared[i] - path.back().depth));
-    path.push_back({shared[i] + 1, last + 1});
-    last += static_cast<uint32_t>(members[i].size() - shared[i]);
-    clear(last);
-  }
-}
 
 void append_json_escaped(std::string_view text, std::vector<char>& out) {
   static const char* const kHex = "0123456789abcdef";
@@ -310,9 +306,7 @@ CompileStatus compile_masks(const AutomatonView& automaton, uint32_t vocab_size,
   if (num_nodes > kMaxMaskNodes) return CompileStatus::too_many_nodes;
   made.rows.resize(num_nodes + 2);
   made.labels.resize(num_nodes);
-  made.single.assign((num_nodes + 63) / 64, 0);
   walk_automaton(automaton, members, shared, deepest, made.rows.data(), made.labels.data());
-  mark_single(members, shared, made);
   return Compiler(automaton, hop_bits_for(vocab_size), made)
       .run(members, shared, static_cast<uint32_t>(num_nodes), deepest);
 }

@@ -6,6 +6,7 @@
 #include "bitmask.hpp"
 #include "host/masks.hpp"
 #include "host/masks_compile.hpp"
+#include "host/masks_plain.hpp"
 #include "host/vocabulary_automaton.hpp"
 
 namespace flashtrie {
@@ -97,39 +98,49 @@ nb::tuple compile_arrays(Array<uint32_t> slots, Array<uint32_t> outputs, uint32_
     status = compile_masks(automaton, vocab_size, members.views, made);
   }
   if (status == CompileStatus::too_many_nodes) throw std::overflow_error("more than 2^31 - 2 nodes");
-  if (status == CompileStatus::too_many_entries) throw std::overflow_error("more than 2^31 - 1 allowed tokens in all");
+  if (status == CompileStatus::too_many_entries) throw std::overflow_error("more than 2^30 - 1 allowed tokens in all");
   return nb::make_tuple(to_numpy(std::move(made.rows)), backward_to_numpy(made.entries),
                         to_numpy(std::move(made.far_entries)), to_numpy(std::move(made.far_targets)),
-                        to_numpy(std::move(made.labels)), to_numpy(std::move(made.single)), made.num_members);
+                        to_numpy(std::move(made.labels)), made.num_members);
 }
 
 // Opened masks as Python holds them: the arrays stay alive with it.
 struct PyMasks {
-  Array<uint32_t> rows, entries, far_entries, far_targets, eos;
+  Array<uint32_t> rows, entries, far_entries, far_targets, eos, byte_begins, byte_tokens;
   Array<uint8_t> labels;
-  Array<uint64_t> single;
   std::optional<MaskSet> set;
 
   PyMasks(Array<uint32_t> rows_, Array<uint32_t> entries_, Array<uint32_t> far_entries_, Array<uint32_t> far_targets_,
-          Array<uint8_t> labels_, Array<uint64_t> single_, Array<uint32_t> eos_, uint32_t vocab_size, bool check)
+          Array<uint8_t> labels_, Array<uint32_t> byte_begins_, Array<uint32_t> byte_tokens_, Array<uint32_t> eos_,
+          uint32_t vocab_size, bool check)
       : rows(rows_), entries(entries_), far_entries(far_entries_), far_targets(far_targets_), eos(eos_),
-        labels(labels_), single(single_) {
+        byte_begins(byte_begins_), byte_tokens(byte_tokens_), labels(labels_) {
     const uint64_t num_nodes = labels.size();
-    if (rows.size() != num_nodes + 2 || single.size() != (num_nodes + 63) / 64 || num_nodes > kMaxMaskNodes ||
-        far_entries.size() != far_targets.size() || vocab_size > kMaxVocabSize)
+    if (rows.size() != num_nodes + 2 || num_nodes > kMaxMaskNodes || far_entries.size() != far_targets.size() ||
+        vocab_size > kMaxVocabSize || byte_begins.size() != 257 || byte_begins.data()[256] != byte_tokens.size())
       throw std::invalid_argument("arrays of different sizes");
-    const MaskView view{rows.data(), entries.data(), far_entries.data(), far_targets.data(), eos.data(),
+    const MaskView view{rows.data(), entries.data(), far_entries.data(), far_targets.data(), eos.data(), labels.data(),
+                        {byte_begins.data(), byte_tokens.data()},
                         static_cast<uint32_t>(num_nodes), static_cast<uint32_t>(far_entries.size()),
                         static_cast<uint32_t>(eos.size()), vocab_size, hop_bits_for(vocab_size)};
     if (check)
       if (const char* flaw = find_mask_flaw(view, rows.size(), entries.size())) throw std::invalid_argument(flaw);
     set.emplace(view);
   }
-
-  bool is_single(uint32_t node) const {
-    return node + 1 < labels.size() && test_bit(single.data(), node);
-  }
 };
+
+// The same lists with an entry for every token, for kernels: (rows, entries, far_entries, far_targets).
+nb::tuple plain_arrays(const PyMasks& masks) {
+  PlainMasks made;
+  bool fits;
+  {
+    nb::gil_scoped_release release;
+    fits = make_plain(masks.set->view(), made);
+  }
+  if (!fits) throw std::overflow_error("more than 2^30 - 1 allowed tokens in all");
+  return nb::make_tuple(to_numpy(std::move(made.rows)), to_numpy(std::move(made.entries)),
+                        to_numpy(std::move(made.far_entries)), to_numpy(std::move(made.far_targets)));
+}
 
 void check_states(const MaskSet& set, const uint32_t* states, size_t count) {
   for (size_t i = 0; i < count; ++i)
@@ -166,12 +177,17 @@ struct Matcher {
 nb::tuple forced_from(const PyMasks& masks, uint32_t state) {
   std::vector<char> bytes;
   uint32_t end = state;
-  while (end < masks.set->ended() && masks.is_single(end)) bytes.push_back(static_cast<char>(masks.labels.data()[++end]));
-  nb::list tokens;
   const MaskView& view = masks.set->view();
+  while (entry_range(view, end).single) bytes.push_back(static_cast<char>(view.labels[++end]));
+  nb::list tokens;
   for (uint32_t at = state; at < end;) {
     const EntryRange range = entry_range(view, at);
+    const ByteRange byte = byte_range(view, at, range);
     uint32_t furthest = at, best = 0;
+    if (byte.count() > 0) {
+      furthest = at + 1;
+      best = view.bytes.tokens[byte.first];
+    }
     for (uint32_t entry = range.first; entry < range.last; ++entry) {
       const uint32_t target = entry_target(view, at, entry);
       if (target > furthest && target <= end) {
@@ -311,10 +327,10 @@ void bind_masks(nb::module_& m) {
   m.def("compile_masks", &compile_arrays, nb::arg("slots"), nb::arg("outputs"), nb::arg("vocab_size"),
         nb::arg("members"), nb::arg("json_quoted"), nb::arg("prefix_space"));
   nb::class_<PyMasks>(m, "MaskSet")
-      .def(nb::init<Array<uint32_t>, Array<uint32_t>, Array<uint32_t>, Array<uint32_t>, Array<uint8_t>, Array<uint64_t>,
-                    Array<uint32_t>, uint32_t, bool>(),
+      .def(nb::init<Array<uint32_t>, Array<uint32_t>, Array<uint32_t>, Array<uint32_t>, Array<uint8_t>, Array<uint32_t>,
+                    Array<uint32_t>, Array<uint32_t>, uint32_t, bool>(),
            nb::arg("rows"), nb::arg("entries"), nb::arg("far_entries"), nb::arg("far_targets"), nb::arg("labels"),
-           nb::arg("single"), nb::arg("eos"), nb::arg("vocab_size"), nb::arg("check"))
+           nb::arg("byte_begins"), nb::arg("byte_tokens"), nb::arg("eos"), nb::arg("vocab_size"), nb::arg("check"))
       .def_prop_ro("num_words", [](const PyMasks& self) { return self.set->num_words(); })
       .def_prop_ro("hop_bits", [](const PyMasks& self) { return self.set->view().hop_bits; })
       .def_prop_ro(
@@ -324,6 +340,8 @@ void bind_masks(nb::module_& m) {
           "dense_words", [](const PyMasks& self) { return to_numpy(std::vector<uint32_t>(self.set->dense_words())); },
           nb::rv_policy::automatic)
       .def_prop_ro("dense_bytes", [](const PyMasks& self) { return self.set->dense_words().size() * sizeof(uint32_t); })
+      .def_prop_ro("num_allowed", [](const PyMasks& self) { return count_allowed_pairs(self.set->view()); })
+      .def("plain", &plain_arrays)
       .def("matcher", [](const PyMasks& self) { return Matcher{&self, 0, {}}; }, nb::keep_alive<0, 1>())
       .def("mask_rows", [](const PyMasks& self, size_t count) { return PyMaskRows{&self, MaskRows(*self.set, count)}; },
            nb::arg("num_rows"), nb::keep_alive<0, 1>())

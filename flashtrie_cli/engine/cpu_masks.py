@@ -28,7 +28,7 @@ class MaskArrays:
     """The byte trie with its masks, as it is stored (cuda/flashtrie/masks.cuh says what each array means).
 
     ``rows`` uint32 [num_nodes + 2]; ``entries`` uint32; ``far_entries`` and ``far_targets`` uint32;
-    ``labels`` uint8 [num_nodes]; ``single`` uint64, a bit a node.
+    ``labels`` uint8 [num_nodes].
     """
 
     rows: npt.NDArray[np.uint32]
@@ -36,11 +36,24 @@ class MaskArrays:
     far_entries: npt.NDArray[np.uint32]
     far_targets: npt.NDArray[np.uint32]
     labels: npt.NDArray[np.uint8]
-    single: npt.NDArray[np.uint64]
 
     @property
     def num_bytes(self) -> int:
         return sum(array.nbytes for array in vars(self).values())
+
+
+@dataclass(frozen=True)
+class ByteTokens:
+    """The ids that spell one byte: of byte b ``tokens[begins[b]:begins[b + 1]]``, ascending; uint32 [257] and uint32."""
+
+    begins: npt.NDArray[np.uint32]
+    tokens: npt.NDArray[np.uint32]
+
+    @classmethod
+    def of(cls, tokens: TokenBytes, kept: npt.NDArray[np.bool_]) -> ByteTokens:
+        """``kept``: the ids that count as text (`TokenBytes.is_text`)."""
+        single, begins = tokens.of_single_bytes(kept)
+        return cls(begins, single)
 
 
 @dataclass(frozen=True)
@@ -53,6 +66,7 @@ class Automaton:
     digest: str
     slots: npt.NDArray[np.uint32]
     outputs: npt.NDArray[np.uint32]
+    bytes: ByteTokens
     from_cache: bool
 
     def compile(
@@ -97,7 +111,9 @@ def open_automaton(
         arrays = native().build_automaton(*tokens.select(kept))
         if use_cache:
             _write_cached(path, digest, arrays)
-    return Automaton(tokens, tuple(sorted(set(eos))), added_is_text, digest, arrays[0], arrays[1], from_cache)
+    return Automaton(
+        tokens, tuple(sorted(set(eos))), added_is_text, digest, *arrays, ByteTokens.of(tokens, kept), from_cache
+    )
 
 
 def cache_directory() -> Path:
@@ -124,7 +140,9 @@ def _write_cached(path: Path, digest: str, arrays: tuple[Any, Any]) -> None:
     """A cache that cannot be written costs the next run some time, and this one nothing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with IndexWriter(str(path), kind=layout.KIND_TOKEN_MASKS, codec="raw", force=True) as writer:
+        with IndexWriter(
+            str(path), kind=layout.KIND_TOKEN_MASKS, codec="raw", force=True, version=layout.MASKS_VERSION
+        ) as writer:
             writer.add_json(layout.META, {"automaton": digest})
             writer.add(_SLOTS, arrays[0])
             writer.add(_OUTPUTS, arrays[1])
@@ -132,9 +150,13 @@ def _write_cached(path: Path, digest: str, arrays: tuple[Any, Any]) -> None:
         pass
 
 
-def open_mask_set(arrays: MaskArrays, eos: Sequence[int], vocab_size: int, *, check: bool) -> Any:
+def open_mask_set(
+    arrays: MaskArrays, byte_tokens: ByteTokens, eos: Sequence[int], vocab_size: int, *, check: bool
+) -> Any:
     """The native object that answers. ``check`` reads every entry once; ValueError names the first flaw."""
     if not 0 < vocab_size <= MAX_VOCAB_SIZE:
         raise UsageError(f"a vocabulary has 1 to {MAX_VOCAB_SIZE} ids, not {vocab_size}")
     ids = np.array(sorted(set(eos)), np.uint32)
-    return native().MaskSet(*vars(arrays).values(), ids, vocab_size, check)
+    return native().MaskSet(
+        *vars(arrays).values(), byte_tokens.begins, byte_tokens.tokens, ids, vocab_size, check
+    )

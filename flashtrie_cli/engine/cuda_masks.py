@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from flashtrie_cli.engine import cuda_launch
 from flashtrie_cli.engine.cpu_masks import MaskArrays
-from flashtrie_cli.engine.cuda_draft_layout import Masks
+from flashtrie_cli.engine.cuda_draft_layout import ByteTokens, Masks
 from flashtrie_cli.engine.cuda_tokens import (
     THREADS,
     CudaTokens,
@@ -21,6 +21,7 @@ from flashtrie_cli.engine.cuda_tokens import (
     pointer,
     upload,
 )
+from flashtrie_cli.errors import EngineUnavailable
 
 RECORD_BYTES = 32
 DENSE_LENGTH = 32
@@ -74,14 +75,14 @@ class CudaMasks(CudaTokens):
         )  # fmt: skip
         self.ordinal = device
         super().__init__("masks", source, device)
-        self._place(arrays, mask_set, eos)
+        self._place(mask_set, eos)
 
-    def _place(self, arrays: MaskArrays, mask_set: Any, eos: Sequence[int]) -> None:
-        """Everything onto the device, dense rows and records made there."""
+    def _place(self, mask_set: Any, eos: Sequence[int]) -> None:
+        """Everything onto the device, with an entry for every token; dense rows and records made there."""
         source, ids = self._source, np.array(eos, np.uint32)
         self.num_words = int(mask_set.num_words)
-        nodes = long_lists(arrays.rows, MAX_DENSE_BYTES // (4 * self.num_words))
-        parts = {name: getattr(arrays, name) for name in ("rows", "entries", "far_entries", "far_targets")}
+        parts = plain_arrays(mask_set)
+        nodes = long_lists(parts["rows"], MAX_DENSE_BYTES // (4 * self.num_words))
         parts |= {"eos": ids, "dense_nodes": nodes}
         parts["dense_words"] = np.empty(len(nodes) * self.num_words, np.uint32)
         parts["records"] = np.empty((source.num_nodes + 1) * RECORD_BYTES, np.uint8)
@@ -103,6 +104,7 @@ class CudaMasks(CudaTokens):
         source, ends = self._source, self._source.ends
         return Masks(
             int(self._memory["rows"]), source.entries, source.far_entries, source.far_targets, ends.tokens,
+            None, ByteTokens(),  # no node is single
             source.num_nodes, source.num_far, ends.count, source.vocab_size, source.hop_bits,
         )  # fmt: skip
 
@@ -114,6 +116,14 @@ class CudaMasks(CudaTokens):
         kernel = self._module.kernel("mask_records", 0)
         grid = -(-(num_nodes + 1) // THREADS)
         cuda_launch.PreparedLaunch(kernel, (grid, 1, 1), THREADS, 0, params)(0)
+
+
+def plain_arrays(mask_set: Any) -> dict[str, npt.NDArray[np.uint32]]:
+    """The lists of a native `MaskSet` with an entry for every token: what the kernels read."""
+    try:
+        return dict(zip(("rows", "entries", "far_entries", "far_targets"), mask_set.plain(), strict=True))
+    except OverflowError as error:
+        raise EngineUnavailable(f"the masks are too large for a GPU: {error}", hint="split the set") from None
 
 
 def long_lists(rows: npt.NDArray[np.uint32], most: int) -> npt.NDArray[np.uint32]:

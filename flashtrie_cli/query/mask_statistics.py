@@ -16,7 +16,7 @@ _BOUNDS = (0, 1, 2, 4, 8, 16, 64, 256, 1024)
 
 def describe_masks(masks: TokenMasks) -> dict[str, Any]:
     """Counts, allowed tokens a node, distinct masks, largest nodes and memory, as plain values."""
-    rows = masks.arrays.rows
+    rows, entries, *_ = masks.set.plain()
     starts = (rows & ~_TERMINAL_BIT).astype(np.int64)
     counts = np.diff(starts)[: masks.num_nodes]
     is_terminal = (rows[: masks.num_nodes] & _TERMINAL_BIT) != 0
@@ -25,7 +25,8 @@ def describe_masks(masks: TokenMasks) -> dict[str, Any]:
         **masks.meta,
         "num_nodes": masks.num_nodes,
         "num_terminals": int(is_terminal.sum()),
-        "num_entries": masks.num_entries,
+        "num_allowed": len(entries),
+        "num_entries": len(masks.arrays.entries),
         "num_far_entries": len(masks.arrays.far_entries),
         "allowed_per_node": {
             "mean": float(counts.mean()),
@@ -35,7 +36,7 @@ def describe_masks(masks: TokenMasks) -> dict[str, Any]:
             "max": int(counts.max()),
             "histogram": _histogram(counts),
         },
-        "num_distinct_masks": count_distinct(masks.entry_tokens(), starts, is_terminal),
+        "num_distinct_masks": count_distinct(entries >> np.uint32(masks.set.hop_bits), starts, is_terminal),
         "largest": _largest(counts),
         "num_dense_rows": len(masks.set.dense_nodes),
         "memory": {

@@ -295,7 +295,7 @@ def test_children_as_lists(machine, index, capacity):
 
 
 def test_the_longest_lists_have_dense_rows(masks):
-    rows = masks.arrays.rows
+    rows = masks.set.plain()[0]
     q = int(masks.walk([[FIRST_BYTE + ord("q")]])[0])
     assert cuda_masks.long_lists(rows, 100).tolist() == [0, q]
     assert cuda_masks.long_lists(rows, 1).tolist() == [0]
