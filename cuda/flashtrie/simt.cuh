@@ -102,6 +102,17 @@ FT_DEVICE uint64_t load_word(const uint64_t* at) { return __ldg(reinterpret_cast
 FT_DEVICE uint32_t load_word(const uint32_t* at) { return __ldg(at); }
 FT_DEVICE uint16_t load_word(const uint16_t* at) { return __ldg(at); }
 
+// A word that a kernel before may still be writing: what is there now.
+FT_DEVICE uint32_t load_changing(const uint32_t* at) {
+  uint32_t value;
+#if __CUDA_ARCH__ >= 700
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+#else
+  asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+#endif
+  return value;
+}
+
 // Asks for what is read soon: `prefetch` brings it as far as the second-level cache, `touch` to this multiprocessor. `to` is
 // a word of shared memory that only this thread has and never reads: without a place to go, the compiler drops the load.
 // Nobody waits for what is written there, which racecheck reports; FLASHTRIE_SANITIZE leaves it out.

@@ -93,6 +93,7 @@ class CudaMasks(CudaTokens):
         source.ends = EndTokens(at["eos"], len(ids), 0)
         source.dense = dense_rows(at["dense_nodes"], at["dense_words"], nodes[:0], self.num_words)
         self._make_records(at, 0)
+        cuda_launch.wait(0)  # kernels read records before they wait for the kernel before
         self._fill(at["dense_nodes"], at["dense_words"], self.num_words, len(nodes), None)  # from the lists
         source.dense = dense_rows(at["dense_nodes"], at["dense_words"], nodes, self.num_words)
         self._make_records(at, len(nodes))
