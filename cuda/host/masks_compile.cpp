@@ -56,7 +56,8 @@ class Compiler {
  private:
   static constexpr uint32_t kInline = 6;
   static constexpr uint32_t kSorted = 4;  // rows up to this length are sorted and written without a branch
-  static constexpr size_t kInsertionCount = 40;
+  static constexpr uint32_t kFew = 2;     // and up to this, nine of ten, in fewer steps
+  static constexpr size_t kRankedCount = 128;  // up to here comparing each with each is quickest: no branch to guess
   static constexpr uint32_t kPrefetchDistance = 12;
 
   // A node on the path from the root, which still collects its entries (token << 32 + hop_bits | target).
@@ -97,7 +98,9 @@ class Compiler {
     const uint32_t node = --node_;
     const uint32_t first_output = made_.rows[node];
     prefetch_outputs(node);
-    if (level.count <= kSorted)
+    if (level.count <= kFew)
+      flush_two<kMayBeFar>(node, level);
+    else if (level.count <= kSorted)
       flush_few<kMayBeFar>(node, level);
     else
       flush_many(node, level);
@@ -149,6 +152,17 @@ class Compiler {
   // Almost every node comes here. What is written before the first entry is rubbish that the next
   // node's entries cover.
   template <bool kMayBeFar>
+  void flush_two(uint32_t node, Level& level) {
+    uint64_t descending[kFew] = {level.few[0], level.few[1]};
+    order(descending[0], descending[1]);
+    uint32_t* const end = made_.entries.grow_front(level.count, kSorted, limit_) + level.count;
+    end[-1] = packed<kMayBeFar>(node, descending[0]);
+    end[-2] = packed<kMayBeFar>(node, descending[1]);
+    if (kMayBeFar) collect_far(node, descending, level.count);
+    level.few[0] = level.few[1] = 0;
+  }
+
+  template <bool kMayBeFar>
   void flush_few(uint32_t node, Level& level) {
     uint64_t a = level.few[0], b = level.few[1], c = level.few[2], d = level.few[3];
     order(a, b);
@@ -171,8 +185,8 @@ class Compiler {
   void flush_many(uint32_t node, Level& level) {
     const size_t count = level.count;
     uint64_t* const entries = level.more != nullptr ? level.more->data() : level.few;
-    if (count <= kInsertionCount)
-      insertion_sort(entries, count);
+    if (count <= kRankedCount)
+      sort_by_rank(entries, count);
     else
       sort_long(entries, count);
     uint32_t* const end = made_.entries.grow_front(count, kSorted, limit_) + count;
@@ -185,13 +199,18 @@ class Compiler {
     for (uint64_t& entry : level.few) entry = 0;
   }
 
-  // Descending, and longer tokens came first, which mostly have the higher ids.
-  static void insertion_sort(uint64_t* entries, size_t count) {
-    for (size_t i = 1; i < count; ++i) {
-      const uint64_t moving = entries[i];
-      size_t at = i;
-      for (; at > 0 && entries[at - 1] < moving; --at) entries[at] = entries[at - 1];
-      entries[at] = moving;
+  // Descending.
+  void sort_by_rank(uint64_t* entries, size_t count) const {
+    int32_t tokens[kRankedCount];
+    uint64_t given[kRankedCount];
+    for (size_t i = 0; i < count; ++i) {
+      given[i] = entries[i];
+      tokens[i] = static_cast<int32_t>(entries[i] >> (32 + hop_bits_));
+    }
+    for (size_t i = 0; i < count; ++i) {
+      int32_t num_larger = 0;
+      for (size_t j = 0; j < count; ++j) num_larger += tokens[j] > tokens[i];
+      entries[num_larger] = given[i];
     }
   }
 

@@ -80,7 +80,7 @@ class Automaton:
         """The masks of a set and its number of distinct members. Raises InputError for a set that is too large."""
         try:
             *arrays, num_members = native().compile_masks(
-                self.slots, self.outputs, vocab_size, tuple(members), json_quoted, prefix_space
+                self.slots, self.outputs, vocab_size, members, json_quoted, prefix_space
             )
         except OverflowError as error:
             raise InputError(f"the set is too large for one index: {error}", hint="split it") from None
