@@ -102,14 +102,11 @@ FT_DEVICE uint64_t load_word(const uint64_t* at) { return __ldg(reinterpret_cast
 FT_DEVICE uint32_t load_word(const uint32_t* at) { return __ldg(at); }
 FT_DEVICE uint16_t load_word(const uint16_t* at) { return __ldg(at); }
 
-// A word that a kernel before may still be writing: what is there now.
+// A word that the kernel before may still be writing: what is there now, or was a while ago; after await_previous_kernel
+// what that kernel left. By way of the first-level cache, since thousands of warps ask for the same few.
 FT_DEVICE uint32_t load_changing(const uint32_t* at) {
   uint32_t value;
-#if __CUDA_ARCH__ >= 700
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-#else
-  asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-#endif
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
   return value;
 }
 
