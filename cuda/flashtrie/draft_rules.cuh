@@ -65,9 +65,9 @@ struct MaskRules {
   };
 
   FT_HD Legal legal(uint32_t state) const {
-    if (state >= masks.num_nodes) return {state, {0, 0, false, false}, {0, 0}, 0};
+    if (state >= masks.num_nodes) return {state, {0, 0, false, false, 0}, {0, 0}, 0};
     const EntryRange range = entry_range(masks, state);
-    return {state, range, byte_range(masks, state, range), range.terminal ? masks.num_eos : 0};
+    return {state, range, byte_range(masks, range), range.terminal ? masks.num_eos : 0};
   }
 
   FT_HD uint32_t token(const Legal& legal, uint32_t number) const {

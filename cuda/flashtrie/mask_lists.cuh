@@ -96,7 +96,7 @@ struct MaskLists {
 
 struct MaskRecordParams {
   MaskRecord* records;          // num_nodes + 1
-  const uint32_t* rows;         // as in MaskView
+  const uint16_t* rows;         // as in MaskView, no node single
   const uint32_t* entries;
   const uint32_t* dense_nodes;  // num_dense, ascending
   uint32_t num_nodes;
@@ -109,16 +109,16 @@ FT_DEVICE void make_record(const MaskRecordParams& p) {
   if (node > p.num_nodes) return;
   MaskRecord record = {0, 0, {0, 0, 0, 0, 0, 0}};
   if (node < p.num_nodes) {
-    const uint32_t begin = p.rows[node] & ~kTerminalBit;
-    record.first = p.rows[node];
-    record.count = (p.rows[node + 1] & ~kTerminalBit) - begin;
+    const EntryRange range = entry_range(p.rows, node);
+    record.first = range.first | (range.terminal ? kTerminalBit : 0);
+    record.count = range.count();
     if (record.count > kRecordEntries) {
       const uint32_t at = lower_bound(p.dense_nodes, 0, p.num_dense, node);
       record.entries[0] = at < p.num_dense && p.dense_nodes[at] == node ? at : kNothing;
     } else {
 #pragma unroll
       for (uint32_t i = 0; i < kRecordEntries; ++i)
-        if (i < record.count) record.entries[i] = p.entries[begin + i];
+        if (i < record.count) record.entries[i] = p.entries[range.first + i];
     }
   }
   p.records[node] = record;

@@ -34,7 +34,7 @@ bool has_sound_bytes(const MaskView& masks) {
 const char* find_entry_flaw(const MaskView& masks, uint32_t node, EntryRange range, uint32_t& far_at) {
   const uint32_t far = far_hop(masks.hop_bits);
   if (range.single && (range.terminal || node + 1 == masks.num_nodes)) return "a node without the child that it has";
-  const ByteRange bytes = byte_range(masks, node, range);
+  const ByteRange bytes = byte_range(masks, range);
   uint32_t previous = 0;
   for (uint32_t entry = range.first; entry < range.last; ++entry) {
     const uint32_t token = entry_token(masks, entry);
@@ -58,13 +58,16 @@ const char* find_entry_flaw(const MaskView& masks, uint32_t node, EntryRange ran
 const char* find_mask_flaw(const MaskView& masks, uint64_t num_rows, uint64_t num_entries) {
   if (masks.num_nodes == 0 || num_rows != uint64_t(masks.num_nodes) + 2) return "a wrong number of rows";
   if (masks.vocab_size == 0 || masks.hop_bits < 8 || masks.hop_bits > 31) return "an impossible vocabulary size";
-  if (masks.rows[num_rows - 1] != num_entries || masks.rows[num_rows - 2] != num_entries || (masks.rows[0] & kEntryBits) != 0)
-    return "rows that do not cover the entries";
+  for (uint32_t node = masks.num_nodes; node < num_rows; ++node)
+    if (row_word(masks.rows, node) != num_entries || masks.rows[uint64_t(node) * kRowHalves + 2] != 0)
+      return "rows that do not cover the entries";
+  if (entry_range(masks, 0).first != 0) return "rows that do not begin with the first entry";
   if (!has_sound_bytes(masks)) return "tokens of single bytes outside the vocabulary";
   uint32_t far_at = 0;
   for (uint32_t node = 0; node < masks.num_nodes; ++node) {
     const EntryRange range = entry_range(masks, node);
     if (range.first > range.last || range.last > num_entries) return "rows that do not ascend";
+    if (range.last != (row_word(masks.rows, node + 1) & kEntryBits)) return "rows that do not follow one another";
     if (const char* flaw = find_entry_flaw(masks, node, range, far_at)) return flaw;
   }
   if (far_at != masks.num_far) return "far targets without an entry";
@@ -81,7 +84,8 @@ MaskSet::MaskSet(const MaskView& masks)
     const EntryRange range = entry_range(masks_, node);
     if (range.count() > kDenseLength) long_rows.emplace_back(range.count(), node);
   }
-  const size_t list_bytes = (masks_.num_nodes + size_t(masks_.rows[masks_.num_nodes])) * sizeof(uint32_t);
+  const size_t num_entries = row_word(masks_.rows, masks_.num_nodes);
+  const size_t list_bytes = masks_.num_nodes * size_t(kRowHalves) * sizeof(uint16_t) + num_entries * sizeof(uint32_t);
   const size_t most = std::min(kDenseBytes, list_bytes) / (num_words_ * sizeof(uint32_t));
   const size_t kept = std::min(long_rows.size(), std::max<size_t>(1, most));
   std::partial_sort(long_rows.begin(), long_rows.begin() + kept, long_rows.end(), [](const auto& a, const auto& b) {
@@ -92,7 +96,7 @@ MaskSet::MaskSet(const MaskView& masks)
   dense_words_.assign(kept * num_words_, 0);
   for (size_t i = 0; i < kept; ++i) {
     const uint32_t node = dense_nodes_[i];
-    set_bits(node, entry_range(masks_, node), &dense_words_[i * num_words_]);
+    set_bits(entry_range(masks_, node), &dense_words_[i * num_words_]);
   }
 }
 
@@ -108,9 +112,9 @@ const uint32_t* MaskSet::copied_row(uint32_t state, EntryRange range) const {
   return range.count() > kCopiedLength ? dense_row(state, range) : nullptr;
 }
 
-void MaskSet::set_bits(uint32_t state, EntryRange range, uint32_t* row) const {
+void MaskSet::set_bits(EntryRange range, uint32_t* row) const {
   for (uint32_t entry = range.first; entry < range.last; ++entry) set_bit(row, entry_token(masks_, entry));
-  const ByteRange bytes = byte_range(masks_, state, range);
+  const ByteRange bytes = byte_range(masks_, range);
   for (uint32_t i = bytes.first; i < bytes.last; ++i) set_bit(row, masks_.bytes.tokens[i]);
   if (range.terminal)
     for (uint32_t i = 0; i < masks_.num_eos; ++i) set_bit(row, masks_.eos[i]);
@@ -123,7 +127,7 @@ void MaskSet::clear_bits(uint32_t state, uint32_t* row) const {
     return;
   }
   for (uint32_t entry = range.first; entry < range.last; ++entry) row[entry_token(masks_, entry) / kMaskWordBits] = 0;
-  const ByteRange bytes = byte_range(masks_, state, range);
+  const ByteRange bytes = byte_range(masks_, range);
   for (uint32_t i = bytes.first; i < bytes.last; ++i) row[masks_.bytes.tokens[i] / kMaskWordBits] = 0;
   if (range.terminal)
     for (uint32_t i = 0; i < masks_.num_eos; ++i) row[masks_.eos[i] / kMaskWordBits] = 0;
@@ -136,7 +140,7 @@ void MaskSet::fill(uint32_t state, uint32_t* row) const {
     return;
   }
   memset(row, 0, num_words_ * sizeof(uint32_t));
-  set_bits(state, range, row);
+  set_bits(range, row);
 }
 
 void MaskSet::append_allowed(uint32_t state, std::vector<uint32_t>& out) const {
@@ -145,7 +149,7 @@ void MaskSet::append_allowed(uint32_t state, std::vector<uint32_t>& out) const {
   for (uint32_t entry = range.first; entry < range.last; ++entry) out.push_back(entry_token(masks_, entry));
   if (!range.terminal && !range.single) return;
   const size_t middle = out.size();
-  const ByteRange bytes = byte_range(masks_, state, range);
+  const ByteRange bytes = byte_range(masks_, range);
   out.insert(out.end(), masks_.bytes.tokens + bytes.first, masks_.bytes.tokens + bytes.last);
   if (range.terminal) out.insert(out.end(), masks_.eos, masks_.eos + masks_.num_eos);
   std::inplace_merge(out.begin() + before, out.begin() + middle, out.end());
@@ -153,18 +157,15 @@ void MaskSet::append_allowed(uint32_t state, std::vector<uint32_t>& out) const {
 
 uint32_t MaskSet::count_allowed(uint32_t state) const {
   const EntryRange range = entry_range(masks_, state);
-  return range.count() + byte_range(masks_, state, range).count() + (range.terminal ? masks_.num_eos : 0);
+  return range.count() + byte_range(masks_, range).count() + (range.terminal ? masks_.num_eos : 0);
 }
 
-void MaskSet::prefetch_node(uint32_t state) const {
-  __builtin_prefetch(masks_.rows + state);
-  __builtin_prefetch(masks_.labels + state + 1);
-}
+void MaskSet::prefetch_row(uint32_t state) const { __builtin_prefetch(masks_.rows + size_t(state) * kRowHalves); }
 
 void MaskSet::advance_each(uint32_t* states, const int64_t* tokens, uint8_t* allowed, size_t count) const {
   for (size_t begin = 0; begin < count; begin += kGroup) {
     const size_t end = std::min(count, begin + kGroup);
-    for (size_t i = begin; i < end; ++i) prefetch_node(states[i]);
+    for (size_t i = begin; i < end; ++i) prefetch_row(states[i]);
     for (size_t i = begin; i < end; ++i) __builtin_prefetch(masks_.entries + entry_range(masks_, states[i]).first);
     for (size_t i = begin; i < end; ++i) {
       const bool in_vocabulary = tokens[i] >= 0 && tokens[i] < masks_.vocab_size;
@@ -199,12 +200,12 @@ void MaskRows::forget() {
   std::fill(shown_.begin(), shown_.end(), Shown{masks_.ended(), 0, {}});
 }
 
-void MaskRows::prefetch_words(uint32_t state, EntryRange range, const uint32_t* row) const {
+void MaskRows::prefetch_words(EntryRange range, const uint32_t* row) const {
   const MaskView& view = masks_.masks_;
   const uint32_t last = std::min(range.last, range.first + kPrefetchedEntries);
   for (uint32_t entry = range.first; entry < last; ++entry)
     __builtin_prefetch(row + entry_token(view, entry) / kMaskWordBits, 1);
-  const ByteRange bytes = byte_range(view, state, range);
+  const ByteRange bytes = byte_range(view, range);
   for (uint32_t i = bytes.first; i < bytes.last; ++i) __builtin_prefetch(row + view.bytes.tokens[i] / kMaskWordBits, 1);
 }
 
@@ -220,10 +221,10 @@ void MaskRows::set(size_t i, uint32_t state, EntryRange range) {
   const MaskView& view = masks_.masks_;
   Shown& shown = shown_[i];
   uint32_t* const row = row_at(i);
-  const ByteRange bytes = byte_range(view, state, range);
+  const ByteRange bytes = byte_range(view, range);
   shown.state = state;
   shown.count = range.count() + bytes.count() + (range.terminal ? view.num_eos : 0);
-  if (shown.count > kKeptWords) return masks_.set_bits(state, range, row);
+  if (shown.count > kKeptWords) return masks_.set_bits(range, row);
   uint32_t at = 0;
   const auto add = [&](uint32_t token) {
     set_bit(row, token);
@@ -252,7 +253,7 @@ void MaskRows::show(const uint32_t* states, size_t count, int32_t* at) {
   for (size_t begin = 0; begin < count; begin += kGroup) {
     const size_t end = std::min(count, begin + kGroup);
     for (size_t i = begin; i < end; ++i) {
-      masks_.prefetch_node(states[i]);
+      masks_.prefetch_row(states[i]);
       const Shown& shown = shown_[i];
       for (uint32_t word = 0; word < shown.count && shown.count <= kKeptWords; ++word)
         __builtin_prefetch(row_at(i) + shown.words[word], 1);
@@ -261,7 +262,7 @@ void MaskRows::show(const uint32_t* states, size_t count, int32_t* at) {
       ranges[i - begin] = entry_range(view, states[i]);
       __builtin_prefetch(view.entries + ranges[i - begin].first);
     }
-    for (size_t i = begin; i < end; ++i) prefetch_words(states[i], ranges[i - begin], row_at(i));
+    for (size_t i = begin; i < end; ++i) prefetch_words(ranges[i - begin], row_at(i));
     for (size_t i = begin; i < end; ++i) {
       const uint32_t* const dense = at == nullptr ? nullptr : masks_.dense_row(states[i], ranges[i - begin]);
       if (dense == nullptr) show_one(i, states[i], ranges[i - begin]);

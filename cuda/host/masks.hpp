@@ -45,9 +45,9 @@ class MaskSet {
   friend class MaskRows;
   const uint32_t* dense_row(uint32_t state, EntryRange range) const;
   const uint32_t* copied_row(uint32_t state, EntryRange range) const;
-  void set_bits(uint32_t state, EntryRange range, uint32_t* row) const;
+  void set_bits(EntryRange range, uint32_t* row) const;
   void clear_bits(uint32_t state, uint32_t* row) const;
-  void prefetch_node(uint32_t state) const;
+  void prefetch_row(uint32_t state) const;
 
   MaskView masks_;
   uint32_t num_words_;
@@ -82,7 +82,7 @@ class MaskRows {
   void show_one(size_t i, uint32_t state, EntryRange range);
   void clear(size_t i);
   void set(size_t i, uint32_t state, EntryRange range);
-  void prefetch_words(uint32_t state, EntryRange range, const uint32_t* row) const;
+  void prefetch_words(EntryRange range, const uint32_t* row) const;
 
   uint32_t* row_at(size_t i) { return words_.data() + i * masks_.num_words(); }
 

@@ -31,12 +31,15 @@ size_t common_prefix(std::string_view a, std::string_view b) {
 // as many levels up as the token has bytes. The ancestor is still open: it is on the path.
 class Compiler {
  public:
-  Compiler(const AutomatonView& automaton, int hop_bits, CompiledMasks& made)
-      : outputs_(automaton.outputs), made_(made), hop_bits_(hop_bits), far_hop_(far_hop(hop_bits)) {}
+  // `nodes`: the output list of each node but the root, which makes place for its row; `labels`: the byte into each.
+  Compiler(const AutomatonView& automaton, int hop_bits, std::vector<uint32_t>& nodes,
+           const std::vector<uint8_t>& labels, CompiledMasks& made)
+      : outputs_(automaton.outputs), nodes_(nodes), labels_(labels), made_(made), hop_bits_(hop_bits),
+        far_hop_(far_hop(hop_bits)) {}
 
-  // `shared` is what each member has in common with the one before it; rows hold each node's output list.
-  CompileStatus run(const std::vector<std::string_view>& members, const std::vector<uint32_t>& shared,
-                    uint32_t num_nodes, size_t deepest) {
+  // `shared` is what each member has in common with the one before it.
+  CompileStatus run(const std::vector<std::string_view>& members, const std::vector<uint32_t>& shared, size_t deepest) {
+    const uint32_t num_nodes = static_cast<uint32_t>(nodes_.size());
     num_nodes_ = node_ = num_nodes;
     path_.resize(deepest + 1);
     limit_ = num_nodes * uint64_t(6) + 4096;
@@ -46,7 +49,7 @@ class Compiler {
       close_down_to(shared[i], shared_with_next, members[i].size(), i == 0);
       shared_with_next = shared[i];
     }
-    made_.rows[0] = kNoOutput;
+    nodes_[0] = kNoOutput;
     close<true>(0, row_bits(path_[0]), false);
     if (made_.entries.size() > kMaxMaskEntries) return CompileStatus::too_many_entries;
     finish();
@@ -90,13 +93,13 @@ class Compiler {
     return level.terminal ? kTerminalBit : level.num_children == 1 ? kSingleBit : 0;
   }
 
-  // Takes the node's output list out of rows, where the walk left it, and puts its row there. The tokens of one byte
+  // Takes the node's output list out of nodes_, where the walk left it, and puts its row there. The tokens of one byte
   // come last in the list, and are no entries of a parent that is single.
   template <bool kMayBeFar>
   void close(size_t depth, uint32_t bits, bool is_parent_single) {
     Level& level = path_[depth];
     const uint32_t node = --node_;
-    const uint32_t first_output = made_.rows[node];
+    const uint32_t first_output = nodes_[node];
     prefetch_outputs(node);
     if (level.count <= kFew)
       flush_two<kMayBeFar>(node, level);
@@ -104,7 +107,7 @@ class Compiler {
       flush_few<kMayBeFar>(node, level);
     else
       flush_many(node, level);
-    made_.rows[node] = static_cast<uint32_t>(made_.entries.size()) | bits;
+    nodes_[node] = static_cast<uint32_t>(made_.entries.size()) | bits;
     level.count = 0;
     level.num_children = 0;
     level.terminal = false;
@@ -120,7 +123,7 @@ class Compiler {
 
   void prefetch_outputs(uint32_t node) const {
     if (node < kPrefetchDistance) return;
-    const uint32_t ahead = made_.rows[node - kPrefetchDistance];
+    const uint32_t ahead = nodes_[node - kPrefetchDistance];
     if (ahead != kNoOutput) __builtin_prefetch(outputs_ + ahead);
   }
 
@@ -242,11 +245,14 @@ class Compiler {
 
   void finish() {
     const uint32_t num_entries = static_cast<uint32_t>(made_.entries.size());
+    made_.rows.resize((num_nodes_ + size_t(2)) * kRowHalves);
     for (uint32_t node = 0; node < num_nodes_; ++node) {
-      const uint32_t row = made_.rows[node];
-      made_.rows[node] = (num_entries - (row & kEntryBits)) | (row & ~kEntryBits);
+      const uint32_t from_end = nodes_[node] & kEntryBits, bits = nodes_[node] & ~kEntryBits;
+      const uint32_t next = node + 1 < num_nodes_ ? nodes_[node + 1] & kEntryBits : 0;
+      put_row(made_.rows.data(), node, (num_entries - from_end) | bits, from_end - next,
+              bits & kSingleBit ? labels_[node + 1] : uint8_t(0));
     }
-    made_.rows[num_nodes_] = made_.rows[num_nodes_ + 1] = num_entries;
+    for (uint32_t end = 0; end < 2; ++end) put_row(made_.rows.data(), num_nodes_ + end, num_entries, 0, 0);
     for (size_t i = far_.size(); i-- > 0;) {
       made_.far_entries.push_back(num_entries - static_cast<uint32_t>(far_[i].from_end));
       made_.far_targets.push_back(far_[i].target);
@@ -262,6 +268,8 @@ class Compiler {
   };
 
   const Output* const outputs_;
+  std::vector<uint32_t>& nodes_;
+  const std::vector<uint8_t>& labels_;
   CompiledMasks& made_;
   const int hop_bits_;
   const uint32_t far_hop_;
@@ -323,11 +331,10 @@ CompileStatus compile_masks(const AutomatonView& automaton, uint32_t vocab_size,
     deepest = std::max(deepest, members[i].size());
   }
   if (num_nodes > kMaxMaskNodes) return CompileStatus::too_many_nodes;
-  made.rows.resize(num_nodes + 2);
-  made.labels.resize(num_nodes);
-  walk_automaton(automaton, members, shared, deepest, made.rows.data(), made.labels.data());
-  return Compiler(automaton, hop_bits_for(vocab_size), made)
-      .run(members, shared, static_cast<uint32_t>(num_nodes), deepest);
+  std::vector<uint32_t> nodes(num_nodes);
+  std::vector<uint8_t> labels(num_nodes);
+  walk_automaton(automaton, members, shared, deepest, nodes.data(), labels.data());
+  return Compiler(automaton, hop_bits_for(vocab_size), nodes, labels, made).run(members, shared, deepest);
 }
 
 }  // namespace flashtrie

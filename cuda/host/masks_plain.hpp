@@ -10,7 +10,7 @@ namespace flashtrie {
 
 // The arrays of a MaskView in which no node is single.
 struct PlainMasks {
-  std::vector<uint32_t> rows;  // num_nodes + 2
+  std::vector<uint16_t> rows;  // num_nodes + 2 rows
   std::vector<uint32_t> entries;
   std::vector<uint32_t> far_entries;
   std::vector<uint32_t> far_targets;

@@ -107,30 +107,29 @@ nb::tuple compile_arrays(Array<uint32_t> slots, Array<uint32_t> outputs, uint32_
   if (status == CompileStatus::too_many_entries) throw std::overflow_error("more than 2^30 - 1 allowed tokens in all");
   return nb::make_tuple(to_numpy(std::move(made.rows)), backward_to_numpy(made.entries),
                         to_numpy(std::move(made.far_entries)), to_numpy(std::move(made.far_targets)),
-                        to_numpy(std::move(made.labels)), made.num_members);
+                        made.num_members);
 }
 
 // Opened masks as Python holds them: the arrays stay alive with it.
 struct PyMasks {
-  Array<uint32_t> rows, entries, far_entries, far_targets, eos, byte_begins, byte_tokens;
-  Array<uint8_t> labels;
+  Array<uint16_t> rows;
+  Array<uint32_t> entries, far_entries, far_targets, byte_begins, byte_tokens, eos;
   std::optional<MaskSet> set;
 
-  PyMasks(Array<uint32_t> rows_, Array<uint32_t> entries_, Array<uint32_t> far_entries_, Array<uint32_t> far_targets_,
-          Array<uint8_t> labels_, Array<uint32_t> byte_begins_, Array<uint32_t> byte_tokens_, Array<uint32_t> eos_,
-          uint32_t vocab_size, bool check)
-      : rows(rows_), entries(entries_), far_entries(far_entries_), far_targets(far_targets_), eos(eos_),
-        byte_begins(byte_begins_), byte_tokens(byte_tokens_), labels(labels_) {
-    const uint64_t num_nodes = labels.size();
-    if (rows.size() != num_nodes + 2 || num_nodes > kMaxMaskNodes || far_entries.size() != far_targets.size() ||
+  PyMasks(Array<uint16_t> rows_, Array<uint32_t> entries_, Array<uint32_t> far_entries_, Array<uint32_t> far_targets_,
+          Array<uint32_t> byte_begins_, Array<uint32_t> byte_tokens_, Array<uint32_t> eos_, uint32_t vocab_size, bool check)
+      : rows(rows_), entries(entries_), far_entries(far_entries_), far_targets(far_targets_),
+        byte_begins(byte_begins_), byte_tokens(byte_tokens_), eos(eos_) {
+    const uint64_t num_rows = rows.size() / kRowHalves, num_nodes = num_rows - 2;
+    if (rows.size() % kRowHalves != 0 || num_rows < 3 || num_nodes > kMaxMaskNodes || far_entries.size() != far_targets.size() ||
         vocab_size > kMaxVocabSize || byte_begins.size() != 257 || byte_begins.data()[256] != byte_tokens.size())
       throw std::invalid_argument("arrays of different sizes");
-    const MaskView view{rows.data(), entries.data(), far_entries.data(), far_targets.data(), eos.data(), labels.data(),
+    const MaskView view{rows.data(), entries.data(), far_entries.data(), far_targets.data(), eos.data(),
                         {byte_begins.data(), byte_tokens.data()},
                         static_cast<uint32_t>(num_nodes), static_cast<uint32_t>(far_entries.size()),
                         static_cast<uint32_t>(eos.size()), vocab_size, hop_bits_for(vocab_size)};
     if (check)
-      if (const char* flaw = find_mask_flaw(view, rows.size(), entries.size())) throw std::invalid_argument(flaw);
+      if (const char* flaw = find_mask_flaw(view, num_rows, entries.size())) throw std::invalid_argument(flaw);
     set.emplace(view);
   }
 };
@@ -184,11 +183,12 @@ nb::tuple forced_from(const PyMasks& masks, uint32_t state) {
   std::vector<char> bytes;
   uint32_t end = state;
   const MaskView& view = masks.set->view();
-  while (entry_range(view, end).single) bytes.push_back(static_cast<char>(view.labels[++end]));
+  for (EntryRange range = entry_range(view, end); range.single; range = entry_range(view, ++end))
+    bytes.push_back(static_cast<char>(range.byte));
   nb::list tokens;
   for (uint32_t at = state; at < end;) {
     const EntryRange range = entry_range(view, at);
-    const ByteRange byte = byte_range(view, at, range);
+    const ByteRange byte = byte_range(view, range);
     uint32_t furthest = at, best = 0;
     if (byte.count() > 0) {
       furthest = at + 1;
@@ -333,10 +333,9 @@ void bind_masks(nb::module_& m) {
   m.def("compile_masks", &compile_arrays, nb::arg("slots"), nb::arg("outputs"), nb::arg("vocab_size"),
         nb::arg("members"), nb::arg("json_quoted"), nb::arg("prefix_space"));
   nb::class_<PyMasks>(m, "MaskSet")
-      .def(nb::init<Array<uint32_t>, Array<uint32_t>, Array<uint32_t>, Array<uint32_t>, Array<uint8_t>, Array<uint32_t>,
-                    Array<uint32_t>, Array<uint32_t>, uint32_t, bool>(),
-           nb::arg("rows"), nb::arg("entries"), nb::arg("far_entries"), nb::arg("far_targets"), nb::arg("labels"),
-           nb::arg("byte_begins"), nb::arg("byte_tokens"), nb::arg("eos"), nb::arg("vocab_size"), nb::arg("check"))
+      .def(nb::init<Array<uint16_t>, Array<uint32_t>, Array<uint32_t>, Array<uint32_t>, Array<uint32_t>, Array<uint32_t>,
+                    Array<uint32_t>, uint32_t, bool>(),
+           nb::arg("rows"), nb::arg("entries"), nb::arg("far_entries"), nb::arg("far_targets"), nb::arg("byte_begins"), nb::arg("byte_tokens"), nb::arg("eos"), nb::arg("vocab_size"), nb::arg("check"))
       .def_prop_ro("num_words", [](const PyMasks& self) { return self.set->num_words(); })
       .def_prop_ro("hop_bits", [](const PyMasks& self) { return self.set->view().hop_bits; })
       .def_prop_ro(

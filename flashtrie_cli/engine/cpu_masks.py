@@ -20,6 +20,9 @@ from flashtrie_cli.trie.token_bytes import MAX_VOCAB_SIZE, TokenBytes
 
 AUTOMATON_VERSION = 1
 """Goes up whenever the arrays of the automaton change their meaning."""
+ROW_HALVES = 3
+"""16-bit words of a node's row."""
+_TERMINAL_BIT, _ENTRY_BITS = np.uint32(1 << 31), np.uint32((1 << 30) - 1)
 _SLOTS, _OUTPUTS = "mask_automaton_slots", "mask_automaton_outs"
 
 
@@ -27,19 +30,29 @@ _SLOTS, _OUTPUTS = "mask_automaton_slots", "mask_automaton_outs"
 class MaskArrays:
     """The byte trie with its masks, as it is stored (cuda/flashtrie/masks.cuh says what each array means).
 
-    ``rows`` uint32 [num_nodes + 2]; ``entries`` uint32; ``far_entries`` and ``far_targets`` uint32;
-    ``labels`` uint8 [num_nodes].
+    ``rows`` uint16, three of each node and of two behind the last; ``entries``, ``far_entries`` and ``far_targets`` uint32.
     """
 
-    rows: npt.NDArray[np.uint32]
+    rows: npt.NDArray[np.uint16]
     entries: npt.NDArray[np.uint32]
     far_entries: npt.NDArray[np.uint32]
     far_targets: npt.NDArray[np.uint32]
-    labels: npt.NDArray[np.uint8]
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.rows) // ROW_HALVES - 2
 
     @property
     def num_bytes(self) -> int:
         return sum(array.nbytes for array in vars(self).values())
+
+
+def read_rows(rows: npt.NDArray[np.uint16]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Where the entries of each node begin, and those of the last end (int64 [num_nodes + 1]); where members end
+    (bool [num_nodes])."""
+    halves = rows.reshape(-1, ROW_HALVES)[:-1].astype(np.uint32)
+    words = halves[:, 0] | halves[:, 1] << np.uint32(16)
+    return (words & _ENTRY_BITS).astype(np.int64), (words[:-1] & _TERMINAL_BIT) != 0
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,6 @@ class Masks(ctypes.Structure):
 
     _fields_ = (
         *((name, _pointer) for name in ("rows", "entries", "far_entries", "far_targets", "eos")),
-        ("labels", _pointer),
         ("bytes", ByteTokens),
         *((name, ctypes.c_uint32) for name in ("num_nodes", "num_far", "num_eos", "vocab_size")),
         ("hop_bits", ctypes.c_int32),

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flashtrie_cli.engine import cuda_launch
-from flashtrie_cli.engine.cpu_masks import MaskArrays
+from flashtrie_cli.engine.cpu_masks import MaskArrays, read_rows
 from flashtrie_cli.engine.cuda_draft_layout import ByteTokens, Masks
 from flashtrie_cli.engine.cuda_tokens import (
     THREADS,
@@ -70,7 +70,7 @@ class CudaMasks(CudaTokens):
     ):
         """``mask_set``: the native object of the same masks."""
         source = MaskLists(
-            num_nodes=len(arrays.labels), num_far=len(arrays.far_entries), vocab_size=vocab_size,
+            num_nodes=arrays.num_nodes, num_far=len(arrays.far_entries), vocab_size=vocab_size,
             hop_bits=mask_set.hop_bits,
         )  # fmt: skip
         self.ordinal = device
@@ -105,7 +105,7 @@ class CudaMasks(CudaTokens):
         source, ends = self._source, self._source.ends
         return Masks(
             int(self._memory["rows"]), source.entries, source.far_entries, source.far_targets, ends.tokens,
-            None, ByteTokens(),  # no node is single
+            ByteTokens(),  # no node is single
             source.num_nodes, source.num_far, ends.count, source.vocab_size, source.hop_bits,
         )  # fmt: skip
 
@@ -119,7 +119,7 @@ class CudaMasks(CudaTokens):
         cuda_launch.PreparedLaunch(kernel, (grid, 1, 1), THREADS, 0, params)(0)
 
 
-def plain_arrays(mask_set: Any) -> dict[str, npt.NDArray[np.uint32]]:
+def plain_arrays(mask_set: Any) -> dict[str, npt.NDArray[Any]]:
     """The lists of a native `MaskSet` with an entry for every token: what the kernels read."""
     try:
         return dict(zip(("rows", "entries", "far_entries", "far_targets"), mask_set.plain(), strict=True))
@@ -127,9 +127,9 @@ def plain_arrays(mask_set: Any) -> dict[str, npt.NDArray[np.uint32]]:
         raise EngineUnavailable(f"the masks are too large for a GPU: {error}", hint="split the set") from None
 
 
-def long_lists(rows: npt.NDArray[np.uint32], most: int) -> npt.NDArray[np.uint32]:
+def long_lists(rows: npt.NDArray[np.uint16], most: int) -> npt.NDArray[np.uint32]:
     """Up to ``most`` nodes with lists of more than DENSE_LENGTH tokens, the longest chosen; ascending."""
-    counts = np.diff(rows & np.uint32(0x7FFF_FFFF))
+    counts = np.diff(read_rows(rows)[0])
     nodes = np.flatnonzero(counts > DENSE_LENGTH)
     order = np.argsort(counts[nodes], kind="stable")[::-1][:most]
     return np.sort(nodes[order]).astype(np.uint32)

@@ -7,19 +7,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flashtrie_cli.engine.cpu_masks import read_rows
 from flashtrie_cli.query.token_masks import TokenMasks
 
 NUM_LARGEST = 10
-_TERMINAL_BIT = np.uint32(1 << 31)
 _BOUNDS = (0, 1, 2, 4, 8, 16, 64, 256, 1024)
 
 
 def describe_masks(masks: TokenMasks) -> dict[str, Any]:
     """Counts, allowed tokens a node, distinct masks, largest nodes and memory, as plain values."""
     rows, entries, *_ = masks.set.plain()
-    starts = (rows & ~_TERMINAL_BIT).astype(np.int64)
-    counts = np.diff(starts)[: masks.num_nodes]
-    is_terminal = (rows[: masks.num_nodes] & _TERMINAL_BIT) != 0
+    starts, is_terminal = read_rows(rows)
+    counts = np.diff(starts)
     quantiles = np.quantile(counts, [0.5, 0.9, 0.99]).astype(int).tolist() if len(counts) else [0, 0, 0]
     return {
         **masks.meta,

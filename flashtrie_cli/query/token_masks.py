@@ -30,11 +30,10 @@ from flashtrie_cli.trie.token_bytes import MAX_VOCAB_SIZE, TokenBytes
 WORD_BITS = 32
 
 _ARRAYS = {
-    "rows": np.uint32,
+    "rows": np.uint16,
     "entries": np.uint32,
     "far_entries": np.uint32,
     "far_targets": np.uint32,
-    "labels": np.uint8,
 }
 _TOKEN_ARRAYS = {"kinds": np.uint8, "begins": np.uint64, "data": np.uint8}
 
@@ -69,7 +68,7 @@ class TokenMasks(TokenStates):
         self.eos: tuple[int, ...] = tuple(meta["eos"])
         self.vocab_size: int = meta["vocab_size"]
         self.set = open_mask_set(arrays, byte_tokens, self.eos, self.vocab_size, check=check)
-        super().__init__(self.set, len(arrays.labels))
+        super().__init__(self.set, arrays.num_nodes)
         self._first_token_of_byte: list[int | None] | None = None
 
     # --- making and keeping ---
@@ -170,7 +169,7 @@ class TokenMasks(TokenStates):
 
     @property
     def num_nodes(self) -> int:
-        return len(self.arrays.labels)
+        return self.arrays.num_nodes
 
     @property
     def num_members(self) -> int:
