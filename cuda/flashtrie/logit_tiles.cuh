@@ -121,6 +121,13 @@ struct LogitTile {
     for (int j = 0; j < kVectors; ++j) simt::store_quad(vector(j), merged(found.vectors[j], found.keeps[j]));
   }
 
+  // The same where nothing in the tile is allowed.
+  FT_DEVICE void clear() const {
+    if (!is_whole) return clear_ends(nullptr);
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) simt::store_quad(vector(j), nothing());
+  }
+
   // Asks for what `read` will read.
   FT_DEVICE void prefetch(const uint32_t* marks) const {
     if (marks == nullptr || !is_whole) return;

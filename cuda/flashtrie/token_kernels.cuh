@@ -13,6 +13,12 @@
 
 namespace flashtrie {
 
+#ifndef FT_EARLY_V2
+#define FT_EARLY_V2 1
+#endif
+#ifndef FT_EARLY_LONG
+#define FT_EARLY_LONG 1
+#endif
 #ifndef FT_LB
 #define FT_LB 5
 #endif
@@ -60,8 +66,16 @@ FT_DEVICE uint32_t for_all(uint32_t value) { return simt::shuffle(value, 0); }
 // A tile of logits, by a warp. What a row allows is worked out before the wait for the kernels before, from the state
 // that is there by then, and again only if they wrote another: as a rule a state is old, and the logits are new.
 // With kSkipsLong, tiles of rows with long lists are left to others.
-template <bool kSkipsLong, typename Tile, typename Source>
+template <bool kSkipsLong, bool kEarly, typename Tile, typename Source>
 FT_DEVICE void apply_tile(const ApplyParams<Source>& p, uint32_t which, uint32_t number, uint32_t* marks) {
+  if (!kEarly) {
+    simt::await_previous_kernel();
+    const uint32_t state = p.states[which];
+    if (kSkipsLong && p.source.is_long(state)) return;
+    const Tile tile(p.batch, p.batch.place_of(which), number);
+    if (!p.source.mark(state, tile, marks)) return tile.clear();
+    return tile.write(tile.read(marks), marks);
+  }
   const uint32_t early_row = for_all(p.batch.place_of(which)), early_state = for_all(simt::load_changing(p.states + which));
   Tile tile(p.batch, early_row, number);
   bool is_long = kSkipsLong && p.source.is_long(early_state);
@@ -93,7 +107,7 @@ FT_DEVICE void apply_tokens(const ApplyParams<Source>& p, uint32_t* shared) {
   simt::release_next_kernel();
   const uint32_t item = warp_of_grid(), which = p.batch.row_of(item);
   if (which >= p.batch.num_rows) return;
-  apply_tile<false, Tile>(p, which, item - which * p.batch.num_tiles, shared + (simt::thread() / 32) * Tile::kWords);
+  apply_tile<false, kVectors == 1 || FT_EARLY_V2, Tile>(p, which, item - which * p.batch.num_tiles, shared + (simt::thread() / 32) * Tile::kWords);
 }
 
 // Shared memory of a block that begins with long rows.
@@ -156,16 +170,7 @@ FT_DEVICE void apply_tokens_long_first(const ApplyParams<Source>& p, ApplyShared
   if (simt::block() < p.num_long_blocks) return apply_long_rows<Tile>(p, shared);
   const uint32_t item = warp_of_grid() - p.num_long_blocks * kTileWarps, which = p.batch.row_of(item);
   if (which >= p.batch.num_rows) return;
-#ifdef FT_LONG_PLAIN
-  simt::await_previous_kernel();
-  const uint32_t state = p.states[which];
-  if (p.source.is_long(state)) return;
-  uint32_t* const marks = shared.marks[simt::thread() / 32];
-  const Tile tile(p.batch, p.batch.place_of(which), item - which * p.batch.num_tiles);
-  const uint32_t* const allowed = p.source.mark(state, tile, marks) ? marks : nullptr;
-  return tile.write(tile.read(allowed), allowed);
-#endif
-  apply_tile<true, Tile>(p, which, item - which * p.batch.num_tiles, shared.marks[simt::thread() / 32]);
+  apply_tile<true, FT_EARLY_LONG, Tile>(p, which, item - which * p.batch.num_tiles, shared.marks[simt::thread() / 32]);
 }
 
 // A warp a tile of mask words.

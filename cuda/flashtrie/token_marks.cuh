@@ -117,6 +117,7 @@ FT_DEVICE bool mark_dense(const Tile& tile, const DenseRows& dense, uint32_t row
     marks[i] = bits;
     some |= bits;
   }
+  simt::sync_warp();
   return simt::any(some != 0);
 }
 

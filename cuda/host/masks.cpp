@@ -252,12 +252,7 @@ void MaskRows::show(const uint32_t* states, size_t count, int32_t* at) {
   EntryRange ranges[kGroup];
   for (size_t begin = 0; begin < count; begin += kGroup) {
     const size_t end = std::min(count, begin + kGroup);
-    for (size_t i = begin; i < end; ++i) {
-      masks_.prefetch_row(states[i]);
-      const Shown& shown = shown_[i];
-      for (uint32_t word = 0; word < shown.count && shown.count <= kKeptWords; ++word)
-        __builtin_prefetch(row_at(i) + shown.words[word], 1);
-    }
+    for (size_t i = begin; i < end; ++i) masks_.prefetch_row(states[i]);
     for (size_t i = begin; i < end; ++i) {
       ranges[i - begin] = entry_range(view, states[i]);
       __builtin_prefetch(view.entries + ranges[i - begin].first);
