@@ -125,7 +125,13 @@ def open_automaton(
         if use_cache:
             _write_cached(path, digest, arrays)
     return Automaton(
-        tokens, tuple(sorted(set(eos))), added_is_text, digest, *arrays, ByteTokens.of(tokens, kept), from_cache
+        tokens,
+        tuple(sorted(set(eos))),
+        added_is_text,
+        digest,
+        *arrays,
+        ByteTokens.of(tokens, kept),
+        from_cache,
     )
 
 

@@ -104,7 +104,7 @@ def test_lies_with_valid_checksums_are_refused(masks, tmp_path):
 
 
 def write_and_try(masks: TokenMasks, changed: dict, path: str) -> bool:
-    with IndexWriter(path, kind=layout.KIND_TOKEN_MASKS, force=True) as writer:
+    with IndexWriter(path, kind=layout.KIND_TOKEN_MASKS, force=True, version=layout.MASKS_VERSION) as writer:
         writer.add_json(layout.META, masks.meta)
         for name, array in {**vars(masks.arrays), **changed}.items():
             writer.add(layout.MASK_SECTION_PREFIX + name, array)
