@@ -126,8 +126,8 @@ def _rules(constraint: DraftConstraint) -> tuple[str, ctypes.Structure, int, lis
     if hasattr(trie, "vocab_size"):
         held, eos = list(trie.set.plain()), np.array(trie.eos, np.uint32)
         view = cuda_draft_layout.Masks(
-            *(array.ctypes.data for array in (*held, eos)), cuda_draft_layout.ByteTokens(), trie.num_nodes, len(held[3]), len(eos),
-            trie.vocab_size, trie.set.hop_bits,
+            *(array.ctypes.data for array in (*held, eos)), cuda_draft_layout.ByteTokens(),
+            trie.num_nodes, len(held[3]), len(eos), trie.vocab_size, trie.set.hop_bits,
         )  # fmt: skip
         return "emulate_masked", cuda_draft_layout.mask_rules(view), trie.vocab_size, [*held, eos]
     view, held = _view(trie)

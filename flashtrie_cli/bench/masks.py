@@ -151,7 +151,9 @@ def batch_times(masks: TokenMasks, seed: int) -> dict[str, Any]:
     between its own in the caches would count.
     """
     rows = masks.rows(BATCH_SIZE)
-    first, in_step, advances = [], [], []
+    first: list[int] = []
+    in_step: list[int] = []
+    advances: list[int] = []
     states = np.zeros(BATCH_SIZE, np.uint32)
     rng = random.Random(seed)
     for _ in range(BATCH_STEPS // 2):

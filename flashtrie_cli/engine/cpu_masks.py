@@ -30,7 +30,7 @@ _SLOTS, _OUTPUTS = "mask_automaton_slots", "mask_automaton_outs"
 class MaskArrays:
     """The byte trie with its masks, as it is stored (cuda/flashtrie/masks.cuh says what each array means).
 
-    ``rows`` uint16, three of each node and of two behind the last; ``entries``, ``far_entries`` and ``far_targets`` uint32.
+    ``rows`` uint16, three of each node and of two behind the last; the others uint32.
     """
 
     rows: npt.NDArray[np.uint16]
@@ -57,7 +57,7 @@ def read_rows(rows: npt.NDArray[np.uint16]) -> tuple[npt.NDArray[np.int64], npt.
 
 @dataclass(frozen=True)
 class ByteTokens:
-    """The ids that spell one byte: of byte b ``tokens[begins[b]:begins[b + 1]]``, ascending; uint32 [257] and uint32."""
+    """The ids that spell one byte: ``tokens[begins[b]:begins[b + 1]]`` of byte b, ascending. ``begins``: uint32 [257]."""
 
     begins: npt.NDArray[np.uint32]
     tokens: npt.NDArray[np.uint32]
@@ -79,7 +79,7 @@ class Automaton:
     digest: str
     slots: npt.NDArray[np.uint32]
     outputs: npt.NDArray[np.uint32]
-    bytes: ByteTokens
+    byte_tokens: ByteTokens
     from_cache: bool
 
     def compile(
@@ -129,7 +129,8 @@ def open_automaton(
         tuple(sorted(set(eos))),
         added_is_text,
         digest,
-        *arrays,
+        arrays[0],
+        arrays[1],
         ByteTokens.of(tokens, kept),
         from_cache,
     )

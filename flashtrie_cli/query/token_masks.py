@@ -115,7 +115,7 @@ class TokenMasks(TokenStates):
             "added_is_text": vocabulary.added_is_text,
             "vocabulary_digest": vocabulary.digest,
         }
-        return cls(arrays, vocabulary.tokens, vocabulary.bytes, meta)
+        return cls(arrays, vocabulary.tokens, vocabulary.byte_tokens, meta)
 
     @classmethod
     def open(cls, path: str, *, threads: int = 1) -> TokenMasks:
