@@ -57,7 +57,7 @@ def read_rows(rows: npt.NDArray[np.uint16]) -> tuple[npt.NDArray[np.int64], npt.
 
 @dataclass(frozen=True)
 class ByteTokens:
-    """The ids that spell one byte: ``tokens[begins[b]:begins[b + 1]]`` of byte b, ascending. ``begins``: uint32 [257]."""
+    """The ids that spell one byte: ``tokens[begins[b]:begins[b + 1]]`` of byte b, ascending. Both uint32."""
 
     begins: npt.NDArray[np.uint32]
     tokens: npt.NDArray[np.uint32]
