@@ -148,13 +148,6 @@ FT_DEVICE void await_previous_kernel() {
 #endif
 }
 
-// The value is ready here, not computed later.
-template <typename T>
-FT_DEVICE void hold(T* value) {
-  asm volatile("" ::"l"(value));
-}
-FT_DEVICE void hold(uint32_t value) { asm volatile("" ::"r"(value)); }
-
 FT_DEVICE float half_to_float(uint16_t bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));

@@ -102,7 +102,8 @@ MaskSet::MaskSet(const MaskView& masks)
 
 const uint32_t* MaskSet::dense_row(uint32_t state, EntryRange range) const {
   if (range.count() <= kDenseLength) return nullptr;
-  const auto found = std::lower_bound(dense_nodes_.begin(), dense_nodes_.end(), state);
+  const auto found = state == 0 ? dense_nodes_.begin()  // where one generation of six is
+                                : std::lower_bound(dense_nodes_.begin(), dense_nodes_.end(), state);
   if (found == dense_nodes_.end() || *found != state) return nullptr;
   return &dense_words_[static_cast<size_t>(found - dense_nodes_.begin()) * num_words_];
 }

@@ -305,8 +305,6 @@ inline uint32_t load_changing(const uint32_t* at) {
   if (m.current->waited || m.random() % 2 == 0) return *at;
   return m.random() % 2 == 0 ? m.random() : m.random() % 8;
 }
-template <typename T>
-void hold(const T&) {}
 
 template <typename T>
 T load_word(const T* at) {
