@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
+#include <memory>
 
 #include "automaton_walk.hpp"
 #include "flashtrie/masks.cuh"
@@ -32,17 +32,14 @@ size_t common_prefix(std::string_view a, std::string_view b) {
 class Compiler {
  public:
   // `nodes`: the output list of each node but the root, which makes place for its row; `labels`: the byte into each.
-  Compiler(const AutomatonView& automaton, int hop_bits, std::vector<uint32_t>& nodes,
-           const std::vector<uint8_t>& labels, CompiledMasks& made)
+  Compiler(const AutomatonView& automaton, int hop_bits, uint32_t num_nodes, uint32_t* nodes, const uint8_t* labels,
+           CompiledMasks& made)
       : outputs_(automaton.outputs), nodes_(nodes), labels_(labels), made_(made), hop_bits_(hop_bits),
-        far_hop_(far_hop(hop_bits)) {}
+        far_hop_(far_hop(hop_bits)), node_(num_nodes), num_nodes_(num_nodes), limit_(num_nodes * uint64_t(6) + 4096) {}
 
   // `shared` is what each member has in common with the one before it.
   CompileStatus run(const std::vector<std::string_view>& members, const std::vector<uint32_t>& shared, size_t deepest) {
-    const uint32_t num_nodes = static_cast<uint32_t>(nodes_.size());
-    num_nodes_ = node_ = num_nodes;
     path_.resize(deepest + 1);
-    limit_ = num_nodes * uint64_t(6) + 4096;
     size_t shared_with_next = 0;
     for (size_t i = members.size(); i-- > 0;) {
       path_[members[i].size()].terminal = true;
@@ -245,14 +242,15 @@ class Compiler {
 
   void finish() {
     const uint32_t num_entries = static_cast<uint32_t>(made_.entries.size());
-    made_.rows.resize((num_nodes_ + size_t(2)) * kRowHalves);
+    const size_t num_halves = (num_nodes_ + size_t(2)) * kRowHalves;
+    uint16_t* const rows = made_.rows.grow_front(num_halves, 0, num_halves);
     for (uint32_t node = 0; node < num_nodes_; ++node) {
       const uint32_t from_end = nodes_[node] & kEntryBits, bits = nodes_[node] & ~kEntryBits;
       const uint32_t next = node + 1 < num_nodes_ ? nodes_[node + 1] & kEntryBits : 0;
-      put_row(made_.rows.data(), node, (num_entries - from_end) | bits, from_end - next,
+      put_row(rows, node, (num_entries - from_end) | bits, from_end - next,
               bits & kSingleBit ? labels_[node + 1] : uint8_t(0));
     }
-    for (uint32_t end = 0; end < 2; ++end) put_row(made_.rows.data(), num_nodes_ + end, num_entries, 0, 0);
+    for (uint32_t end = 0; end < 2; ++end) put_row(rows, num_nodes_ + end, num_entries, 0, 0);
     for (size_t i = far_.size(); i-- > 0;) {
       made_.far_entries.push_back(num_entries - static_cast<uint32_t>(far_[i].from_end));
       made_.far_targets.push_back(far_[i].target);
@@ -268,8 +266,8 @@ class Compiler {
   };
 
   const Output* const outputs_;
-  std::vector<uint32_t>& nodes_;
-  const std::vector<uint8_t>& labels_;
+  uint32_t* const nodes_;
+  const uint8_t* const labels_;
   CompiledMasks& made_;
   const int hop_bits_;
   const uint32_t far_hop_;
@@ -277,9 +275,9 @@ class Compiler {
   std::vector<std::unique_ptr<std::vector<uint64_t>>> spare_;
   std::vector<Far> far_;
   std::vector<Sortable> scratch_;
-  uint32_t node_ = 0;
-  uint32_t num_nodes_ = 0;
-  uint64_t limit_ = 0;
+  uint32_t node_;
+  const uint32_t num_nodes_;
+  const uint64_t limit_;
 };
 
 void append_json_escaped(std::string_view text, std::vector<char>& out) {
@@ -331,10 +329,11 @@ CompileStatus compile_masks(const AutomatonView& automaton, uint32_t vocab_size,
     deepest = std::max(deepest, members[i].size());
   }
   if (num_nodes > kMaxMaskNodes) return CompileStatus::too_many_nodes;
-  std::vector<uint32_t> nodes(num_nodes);
-  std::vector<uint8_t> labels(num_nodes);
-  walk_automaton(automaton, members, shared, deepest, nodes.data(), labels.data());
-  return Compiler(automaton, hop_bits_for(vocab_size), nodes, labels, made).run(members, shared, deepest);
+  const std::unique_ptr<uint32_t[]> nodes(new uint32_t[num_nodes]);  // not initialised, as large arrays should not be
+  const std::unique_ptr<uint8_t[]> labels(new uint8_t[num_nodes]);
+  walk_automaton(automaton, members, shared, deepest, nodes.get(), labels.get());
+  return Compiler(automaton, hop_bits_for(vocab_size), static_cast<uint32_t>(num_nodes), nodes.get(), labels.get(), made)
+      .run(members, shared, deepest);
 }
 
 }  // namespace flashtrie

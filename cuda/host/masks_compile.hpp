@@ -44,7 +44,7 @@ class BackwardArray {
 
 // The arrays of a MaskView and what the byte trie itself needs besides.
 struct CompiledMasks {
-  std::vector<uint16_t> rows;  // num_nodes + 2 rows
+  BackwardArray<uint16_t> rows;  // num_nodes + 2 rows
   BackwardArray<uint32_t> entries;
   std::vector<uint32_t> far_entries;
   std::vector<uint32_t> far_targets;

@@ -84,12 +84,13 @@ Members members_of(nb::handle strings, const Spelling& spelling) {
   return members;
 }
 
-NumpyArray<uint32_t> backward_to_numpy(BackwardArray<uint32_t>& array) {
+template <typename T>
+NumpyArray<T> backward_to_numpy(BackwardArray<T>& array) {
   const size_t size = array.size();
-  uint32_t* const begin = array.begin();
-  uint32_t* const block = array.release().release();
-  nb::capsule owner(block, [](void* p) noexcept { delete[] static_cast<uint32_t*>(p); });
-  return NumpyArray<uint32_t>(begin, {size}, owner);
+  T* const begin = array.begin();
+  T* const block = array.release().release();
+  nb::capsule owner(block, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return NumpyArray<T>(begin, {size}, owner);
 }
 
 nb::tuple compile_arrays(Array<uint32_t> slots, Array<uint32_t> outputs, uint32_t vocab_size, nb::object strings,
@@ -105,9 +106,8 @@ nb::tuple compile_arrays(Array<uint32_t> slots, Array<uint32_t> outputs, uint32_
   }
   if (status == CompileStatus::too_many_nodes) throw std::overflow_error("more than 2^31 - 2 nodes");
   if (status == CompileStatus::too_many_entries) throw std::overflow_error("more than 2^30 - 1 allowed tokens in all");
-  return nb::make_tuple(to_numpy(std::move(made.rows)), backward_to_numpy(made.entries),
-                        to_numpy(std::move(made.far_entries)), to_numpy(std::move(made.far_targets)),
-                        made.num_members);
+  return nb::make_tuple(backward_to_numpy(made.rows), backward_to_numpy(made.entries),
+                        to_numpy(std::move(made.far_entries)), to_numpy(std::move(made.far_targets)), made.num_members);
 }
 
 // Opened masks as Python holds them: the arrays stay alive with it.
