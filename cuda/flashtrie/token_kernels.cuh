@@ -119,43 +119,83 @@ struct ApplyShared {
   uint32_t counts[kTileWarps];  // of them, by the warp that found them
 };
 
-// The rows with long lists, by the blocks that come first.
+// The number of rows with long lists among the kTileThreads from `first` on, which it puts into shared memory; by a
+// block. `state`: what the thread's row was found in.
+template <typename Tile, typename Source>
+FT_DEVICE uint32_t find_long_rows(const ApplyParams<Source>& p, uint32_t first, ApplyShared<Tile>& shared, uint32_t* state) {
+  const uint32_t row = first + simt::thread(), warp = simt::thread() / 32;
+  const bool is_row = row < p.batch.num_rows;
+  *state = is_row ? simt::load_changing(p.states + row) : 0;
+  const bool is_long = is_row && p.source.is_long(*state);
+  const uint32_t votes = simt::ballot(is_long);
+  if (simt::lane() == 0) shared.counts[warp] = simt::count_ones(votes);
+  simt::sync_block();
+  uint32_t before = 0, num_long = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kTileWarps; ++i) {
+    before += i < warp ? shared.counts[i] : 0;
+    num_long += shared.counts[i];
+  }
+  if (is_long) {
+    const uint32_t at = before + simt::count_ones(votes & simt::lanes_below());
+    shared.rows[at] = p.batch.place_of(row);
+    shared.states[at] = *state;
+  }
+  simt::sync_block();
+  return num_long;
+}
+
+// Whether a row's state is another than `early`, for any thread of the block.
+template <typename Tile, typename Source>
+FT_DEVICE bool have_changed(const ApplyParams<Source>& p, uint32_t row, uint32_t early, ApplyShared<Tile>& shared) {
+  const bool is_other = row < p.batch.num_rows && simt::load_changing(p.states + row) != early;
+  const bool is_any = simt::any(is_other);
+  if (simt::lane() == 0) shared.counts[simt::thread() / 32] = is_any;
+  simt::sync_block();
+  uint32_t found = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kTileWarps; ++i) found |= shared.counts[i];
+  simt::sync_block();
+  return found != 0;
+}
+
+// The tiles of rows with long lists that are the warp's.
+template <typename Tile, typename Source, typename Work>
+FT_DEVICE void each_long_tile(const ApplyParams<Source>& p, uint32_t num_long, const ApplyShared<Tile>& shared, const Work& work) {
+  const uint32_t num_items = num_long * p.batch.num_tiles;
+#pragma unroll 1
+  for (uint32_t item = warp_of_grid(); item < num_items; item += p.num_long_blocks * kTileWarps) {
+    const uint32_t which = p.batch.row_of(item);
+    work(Tile(p.batch, shared.rows[which], item - which * p.batch.num_tiles), shared.states[which]);
+    simt::sync_warp();  // the marks are read
+  }
+}
+
+// The rows with long lists, by the blocks that come first. They ask for the logits that they keep while the kernel
+// before still writes.
 template <typename Tile, typename Source>
 FT_DEVICE void apply_long_rows(const ApplyParams<Source>& p, ApplyShared<Tile>& shared) {
-  const uint32_t warp = simt::thread() / 32;
+  uint32_t* const marks = shared.marks[simt::thread() / 32];
 #pragma unroll 1
   for (uint32_t first = 0; first < p.batch.num_rows; first += kTileThreads) {
-    const uint32_t row = first + simt::thread();
-    const bool is_row = row < p.batch.num_rows;
-    const uint32_t early_state = is_row ? simt::load_changing(p.states + row) : 0;
-    bool is_long = is_row && p.source.is_long(early_state);
-    simt::await_previous_kernel();  // but for the first time nothing is left to wait for
-    const uint32_t state = is_row ? simt::load_changing(p.states + row) : 0;
-    if (state != early_state) is_long = p.source.is_long(state);
-    const uint32_t votes = simt::ballot(is_long);
-    if (simt::lane() == 0) shared.counts[warp] = simt::count_ones(votes);
-    simt::sync_block();
-    uint32_t before = 0, num_long = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < kTileWarps; ++i) {
-      before += i < warp ? shared.counts[i] : 0;
-      num_long += shared.counts[i];
+    uint32_t state;
+    uint32_t num_long = find_long_rows(p, first, shared, &state);
+    if (first == 0) {
+#ifdef FT_LONG_PREFETCH
+      if (p.batch.rows == nullptr)
+        each_long_tile(p, num_long, shared, [&](const Tile& tile, uint32_t at) {
+          if (p.source.mark(at, tile, marks)) tile.prefetch(marks);
+        });
+#endif
+      simt::await_previous_kernel();
+      if (p.batch.rows != nullptr || have_changed(p, simt::thread(), state, shared)) num_long = find_long_rows(p, first, shared, &state);
     }
-    if (is_long) {
-      const uint32_t at = before + simt::count_ones(votes & simt::lanes_below());
-      shared.rows[at] = p.batch.place_of(row);
-      shared.states[at] = state;
-    }
-    simt::sync_block();
-    const uint32_t num_items = num_long * p.batch.num_tiles;
-#pragma unroll 1
-    for (uint32_t item = warp_of_grid(); item < num_items; item += p.num_long_blocks * kTileWarps) {
-      const uint32_t which = p.batch.row_of(item);
-      const Tile tile(p.batch, shared.rows[which], item - which * p.batch.num_tiles);
-      const uint32_t* const allowed = p.source.mark(shared.states[which], tile, shared.marks[warp]) ? shared.marks[warp] : nullptr;
-      tile.write(tile.read(allowed), allowed);
-      simt::sync_warp();  // the marks are read
-    }
+    each_long_tile(p, num_long, shared, [&](const Tile& tile, uint32_t at) {
+      if (p.source.mark(at, tile, marks))
+        tile.write(tile.read(marks), marks);
+      else
+        tile.clear();
+    });
     simt::sync_block();
   }
 }
