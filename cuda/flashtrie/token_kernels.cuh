@@ -13,17 +13,9 @@
 
 namespace flashtrie {
 
-#ifndef FT_EARLY_V2
-#define FT_EARLY_V2 1
-#endif
-#ifndef FT_EARLY_LONG
-#define FT_EARLY_LONG 1
-#endif
-#ifndef FT_LB
-#define FT_LB 5
-#endif
 constexpr int kTileThreads = 256;
 constexpr int kTileWarps = kTileThreads / 32;
+constexpr int kLongBlocks = 5;  // that a multiprocessor runs at once of the kernels that begin with long rows
 
 template <typename Source>
 struct ApplyParams {
@@ -66,23 +58,13 @@ FT_DEVICE uint32_t for_all(uint32_t value) { return simt::shuffle(value, 0); }
 // A tile of logits, by a warp. What a row allows is worked out before the wait for the kernels before, from the state
 // that is there by then, and again only if they wrote another: as a rule a state is old, and the logits are new.
 // With kSkipsLong, tiles of rows with long lists are left to others.
-template <bool kSkipsLong, bool kEarly, typename Tile, typename Source>
-FT_DEVICE void apply_tile(const ApplyParams<Source>& p, uint32_t which, uint32_t number, uint32_t* marks) {
-  if (!kEarly) {
-    simt::await_previous_kernel();
-    const uint32_t state = p.states[which];
-    if (kSkipsLong && p.source.is_long(state)) return;
-    const Tile tile(p.batch, p.batch.place_of(which), number);
-    if (!p.source.mark(state, tile, marks)) return tile.clear();
-    return tile.write(tile.read(marks), marks);
-  }
+template <bool kSkipsLong, typename Tile, typename Source>
+FT_DEVICE void apply_tile_early(const ApplyParams<Source>& p, uint32_t which, uint32_t number, uint32_t* marks) {
   const uint32_t early_row = for_all(p.batch.place_of(which)), early_state = for_all(simt::load_changing(p.states + which));
   Tile tile(p.batch, early_row, number);
   bool is_long = kSkipsLong && p.source.is_long(early_state);
   const uint32_t* allowed = !is_long && p.source.mark(early_state, tile, marks) ? marks : nullptr;
-#ifdef FT_PREFETCH
   if (p.batch.rows == nullptr) tile.prefetch(allowed);
-#endif
   simt::await_previous_kernel();
   const uint32_t row = p.batch.place_of(which);
   if (row != early_row) {
@@ -100,6 +82,16 @@ FT_DEVICE void apply_tile(const ApplyParams<Source>& p, uint32_t which, uint32_t
   if (!is_long) tile.write(kept, allowed);
 }
 
+// The same after the wait alone.
+template <typename Tile, typename Source>
+FT_DEVICE void apply_tile(const ApplyParams<Source>& p, uint32_t row, uint32_t state, uint32_t number, uint32_t* marks) {
+  const Tile tile(p.batch, row, number);
+  if (p.source.mark(state, tile, marks))
+    tile.write(tile.read(marks), marks);
+  else
+    tile.clear();
+}
+
 // A warp a tile.
 template <typename Type, int kVectors, typename Source>
 FT_DEVICE void apply_tokens(const ApplyParams<Source>& p, uint32_t* shared) {
@@ -107,7 +99,7 @@ FT_DEVICE void apply_tokens(const ApplyParams<Source>& p, uint32_t* shared) {
   simt::release_next_kernel();
   const uint32_t item = warp_of_grid(), which = p.batch.row_of(item);
   if (which >= p.batch.num_rows) return;
-  apply_tile<false, kVectors == 1 || FT_EARLY_V2, Tile>(p, which, item - which * p.batch.num_tiles, shared + (simt::thread() / 32) * Tile::kWords);
+  apply_tile_early<false, Tile>(p, which, item - which * p.batch.num_tiles, shared + (simt::thread() / 32) * Tile::kWords);
 }
 
 // Shared memory of a block that begins with long rows.
@@ -166,7 +158,7 @@ FT_DEVICE void each_long_tile(const ApplyParams<Source>& p, uint32_t num_long, c
 #pragma unroll 1
   for (uint32_t item = warp_of_grid(); item < num_items; item += p.num_long_blocks * kTileWarps) {
     const uint32_t which = p.batch.row_of(item);
-    work(Tile(p.batch, shared.rows[which], item - which * p.batch.num_tiles), shared.states[which]);
+    work(shared.rows[which], shared.states[which], item - which * p.batch.num_tiles);
     simt::sync_warp();  // the marks are read
   }
 }
@@ -181,21 +173,15 @@ FT_DEVICE void apply_long_rows(const ApplyParams<Source>& p, ApplyShared<Tile>& 
     uint32_t state;
     uint32_t num_long = find_long_rows(p, first, shared, &state);
     if (first == 0) {
-#ifdef FT_LONG_PREFETCH
       if (p.batch.rows == nullptr)
-        each_long_tile(p, num_long, shared, [&](const Tile& tile, uint32_t at) {
+        each_long_tile(p, num_long, shared, [&](uint32_t row, uint32_t at, uint32_t number) {
+          const Tile tile(p.batch, row, number);
           if (p.source.mark(at, tile, marks)) tile.prefetch(marks);
         });
-#endif
       simt::await_previous_kernel();
       if (p.batch.rows != nullptr || have_changed(p, simt::thread(), state, shared)) num_long = find_long_rows(p, first, shared, &state);
     }
-    each_long_tile(p, num_long, shared, [&](const Tile& tile, uint32_t at) {
-      if (p.source.mark(at, tile, marks))
-        tile.write(tile.read(marks), marks);
-      else
-        tile.clear();
-    });
+    each_long_tile(p, num_long, shared, [&](uint32_t row, uint32_t at, uint32_t number) { apply_tile<Tile>(p, row, at, number, marks); });
     simt::sync_block();
   }
 }
@@ -210,7 +196,7 @@ FT_DEVICE void apply_tokens_long_first(const ApplyParams<Source>& p, ApplyShared
   if (simt::block() < p.num_long_blocks) return apply_long_rows<Tile>(p, shared);
   const uint32_t item = warp_of_grid() - p.num_long_blocks * kTileWarps, which = p.batch.row_of(item);
   if (which >= p.batch.num_rows) return;
-  apply_tile<true, FT_EARLY_LONG, Tile>(p, which, item - which * p.batch.num_tiles, shared.marks[simt::thread() / 32]);
+  apply_tile_early<true, Tile>(p, which, item - which * p.batch.num_tiles, shared.marks[simt::thread() / 32]);
 }
 
 // A warp a tile of mask words.
@@ -293,7 +279,7 @@ FT_DEVICE void walk_rows(const WalkParams<Source>& p) {
     apply_tokens<Type, vectors>(p, marks);                                                                            \
   }
 #define FT_APPLY_LONG(name, Source, Type, vectors)                                                                    \
-  extern "C" __global__ void __launch_bounds__(kTileThreads, FT_LB) name##_long##vectors(const ApplyParams<Source> p) {      \
+  extern "C" __global__ void __launch_bounds__(kTileThreads, kLongBlocks) name##_long##vectors(const ApplyParams<Source> p) {      \
     __shared__ ApplyShared<LogitTile<Type, vectors>> shared;                                                          \
     apply_tokens_long_first<Type, vectors>(p, shared);                                                                \
   }
