@@ -13,6 +13,9 @@
 
 namespace flashtrie {
 
+#ifndef FT_V2B
+#define FT_V2B 6
+#endif
 constexpr int kTileThreads = 256;
 constexpr int kTileWarps = kTileThreads / 32;
 constexpr int kLongBlocks = 5;  // that a multiprocessor runs at once of the kernels that begin with long rows
@@ -23,6 +26,7 @@ struct ApplyParams {
   LogitBatch batch;
   const uint32_t* states;  // batch.num_rows
   uint32_t num_long_blocks;
+  uint32_t num_early_blocks;  // that may run before the kernel before has ended: as many as run at once
 };
 
 template <typename Source>
@@ -99,7 +103,11 @@ FT_DEVICE void apply_tokens(const ApplyParams<Source>& p, uint32_t* shared) {
   simt::release_next_kernel();
   const uint32_t item = warp_of_grid(), which = p.batch.row_of(item);
   if (which >= p.batch.num_rows) return;
-  apply_tile_early<false, Tile>(p, which, item - which * p.batch.num_tiles, shared + (simt::thread() / 32) * Tile::kWords);
+  const uint32_t number = item - which * p.batch.num_tiles;
+  uint32_t* const marks = shared + (simt::thread() / 32) * Tile::kWords;
+  if (kVectors == 1 || simt::block() < p.num_early_blocks) return apply_tile_early<false, Tile>(p, which, number, marks);
+  simt::await_previous_kernel();
+  apply_tile<Tile>(p, p.batch.place_of(which), p.states[which], number, marks);
 }
 
 // Shared memory of a block that begins with long rows.
@@ -196,6 +204,14 @@ FT_DEVICE void apply_tokens_long_first(const ApplyParams<Source>& p, ApplyShared
   if (simt::block() < p.num_long_blocks) return apply_long_rows<Tile>(p, shared);
   const uint32_t item = warp_of_grid() - p.num_long_blocks * kTileWarps, which = p.batch.row_of(item);
   if (which >= p.batch.num_rows) return;
+#ifdef FT_HYBRID_LONG
+  if (simt::block() >= p.num_early_blocks) {
+    simt::await_previous_kernel();
+    const uint32_t state = p.states[which];
+    if (!p.source.is_long(state)) apply_tile<Tile>(p, p.batch.place_of(which), state, item - which * p.batch.num_tiles, shared.marks[simt::thread() / 32]);
+    return;
+  }
+#endif
   apply_tile_early<true, Tile>(p, which, item - which * p.batch.num_tiles, shared.marks[simt::thread() / 32]);
 }
 
@@ -274,7 +290,7 @@ FT_DEVICE void walk_rows(const WalkParams<Source>& p) {
 }  // namespace flashtrie
 
 #define FT_APPLY(name, Source, Type, vectors)                                                                         \
-  extern "C" __global__ void __launch_bounds__(kTileThreads) name##_v##vectors(const ApplyParams<Source> p) {         \
+  extern "C" __global__ void __launch_bounds__(kTileThreads, FT_V2B) name##_v##vectors(const ApplyParams<Source> p) {         \
     __shared__ uint32_t marks[kTileWarps * LogitTile<Type, vectors>::kWords];                                         \
     apply_tokens<Type, vectors>(p, marks);                                                                            \
   }

@@ -28,7 +28,9 @@ _RESIDENT_WARPS = 32
 LONG_FIRST_BYTES = 96 << 20
 """Batches of more logits than this begin with the rows of long lists, so that reads do not mix with the writes."""
 LONG_BLOCKS_PER_MULTIPROCESSOR = 6
-"""Blocks that do: as many as run at once."""
+"""Blocks that do: about as many as run at once."""
+EARLY_BLOCKS_PER_MULTIPROCESSOR = 8
+"""Blocks that work out what their rows allow while the kernel before ends: as many as run at once."""
 _NO_ROW = 0xFFFF_FFFF
 _LOGIT_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _MAX_TILES = (1 << 31) - 1
@@ -120,7 +122,11 @@ class CudaTokens:
         self._overlaps = arch >= _OVERLAPPING_ARCH
         kind = type(source)
         self._apply_params = params_of(
-            kind, batch=LogitBatch, states=pointer, num_long_blocks=ctypes.c_uint32
+            kind,
+            batch=LogitBatch,
+            states=pointer,
+            num_long_blocks=ctypes.c_uint32,
+            num_early_blocks=ctypes.c_uint32,
         )
         self._fill_params = params_of(
             kind, states=pointer, words=pointer, row_stride=ctypes.c_int64, words_per_row=ctypes.c_uint32,
@@ -159,7 +165,10 @@ class CudaTokens:
         form, vectors, num_long_blocks = self._form(num_rows * width * _LOGIT_SIZES[found.dtype])
         batch = _batch(found, num_rows, stride, vectors)
         batch.rows = None if chosen is None else chosen.pointer
-        params = self._apply_params(self._told(eos_when_ended), batch, held.pointer, num_long_blocks)
+        params = self._apply_params(
+            self._told(eos_when_ended), batch, held.pointer, num_long_blocks,
+            EARLY_BLOCKS_PER_MULTIPROCESSOR * self._num_multiprocessors,
+        )  # fmt: skip
         grid = -(-num_rows * batch.num_tiles // WARPS) + num_long_blocks
         return self._prepared(f"apply_{found.dtype}_{form}", grid, params)
 
