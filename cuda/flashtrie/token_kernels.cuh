@@ -13,9 +13,6 @@
 
 namespace flashtrie {
 
-#ifndef FT_V2B
-#define FT_V2B 6
-#endif
 constexpr int kTileThreads = 256;
 constexpr int kTileWarps = kTileThreads / 32;
 constexpr int kLongBlocks = 5;  // that a multiprocessor runs at once of the kernels that begin with long rows
@@ -26,7 +23,7 @@ struct ApplyParams {
   LogitBatch batch;
   const uint32_t* states;  // batch.num_rows
   uint32_t num_long_blocks;
-  uint32_t num_early_blocks;  // that may run before the kernel before has ended: as many as run at once
+  uint32_t num_early_blocks;  // that look ahead: those that may run before the kernel before has ended, or more
 };
 
 template <typename Source>
@@ -159,20 +156,20 @@ FT_DEVICE bool have_changed(const ApplyParams<Source>& p, uint32_t row, uint32_t
   return found != 0;
 }
 
-// The tiles of rows with long lists that are the warp's.
+// The tiles of rows with long lists that are the warp's, `most` of them at most.
 template <typename Tile, typename Source, typename Work>
-FT_DEVICE void each_long_tile(const ApplyParams<Source>& p, uint32_t num_long, const ApplyShared<Tile>& shared, const Work& work) {
+FT_DEVICE void each_long_tile(const ApplyParams<Source>& p, uint32_t num_long, uint32_t most, const ApplyShared<Tile>& shared, const Work& work) {
   const uint32_t num_items = num_long * p.batch.num_tiles;
 #pragma unroll 1
-  for (uint32_t item = warp_of_grid(); item < num_items; item += p.num_long_blocks * kTileWarps) {
+  for (uint32_t item = warp_of_grid(); most > 0 && item < num_items; --most, item += p.num_long_blocks * kTileWarps) {
     const uint32_t which = p.batch.row_of(item);
     work(shared.rows[which], shared.states[which], item - which * p.batch.num_tiles);
     simt::sync_warp();  // the marks are read
   }
 }
 
-// The rows with long lists, by the blocks that come first. They ask for the logits that they keep while the kernel
-// before still writes.
+// The rows with long lists, by the blocks that come first. While the kernel before still writes, each warp asks for the
+// logits that it keeps of its first tile; more would be in the way of those writes.
 template <typename Tile, typename Source>
 FT_DEVICE void apply_long_rows(const ApplyParams<Source>& p, ApplyShared<Tile>& shared) {
   uint32_t* const marks = shared.marks[simt::thread() / 32];
@@ -182,14 +179,14 @@ FT_DEVICE void apply_long_rows(const ApplyParams<Source>& p, ApplyShared<Tile>& 
     uint32_t num_long = find_long_rows(p, first, shared, &state);
     if (first == 0) {
       if (p.batch.rows == nullptr)
-        each_long_tile(p, num_long, shared, [&](uint32_t row, uint32_t at, uint32_t number) {
+        each_long_tile(p, num_long, 1, shared, [&](uint32_t row, uint32_t at, uint32_t number) {
           const Tile tile(p.batch, row, number);
           if (p.source.mark(at, tile, marks)) tile.prefetch(marks);
         });
       simt::await_previous_kernel();
       if (p.batch.rows != nullptr || have_changed(p, simt::thread(), state, shared)) num_long = find_long_rows(p, first, shared, &state);
     }
-    each_long_tile(p, num_long, shared, [&](uint32_t row, uint32_t at, uint32_t number) { apply_tile<Tile>(p, row, at, number, marks); });
+    each_long_tile(p, num_long, kNothing, shared, [&](uint32_t row, uint32_t at, uint32_t number) { apply_tile<Tile>(p, row, at, number, marks); });
     simt::sync_block();
   }
 }
@@ -204,15 +201,12 @@ FT_DEVICE void apply_tokens_long_first(const ApplyParams<Source>& p, ApplyShared
   if (simt::block() < p.num_long_blocks) return apply_long_rows<Tile>(p, shared);
   const uint32_t item = warp_of_grid() - p.num_long_blocks * kTileWarps, which = p.batch.row_of(item);
   if (which >= p.batch.num_rows) return;
-#ifdef FT_HYBRID_LONG
-  if (simt::block() >= p.num_early_blocks) {
-    simt::await_previous_kernel();
-    const uint32_t state = p.states[which];
-    if (!p.source.is_long(state)) apply_tile<Tile>(p, p.batch.place_of(which), state, item - which * p.batch.num_tiles, shared.marks[simt::thread() / 32]);
-    return;
-  }
-#endif
-  apply_tile_early<true, Tile>(p, which, item - which * p.batch.num_tiles, shared.marks[simt::thread() / 32]);
+  const uint32_t number = item - which * p.batch.num_tiles;
+  uint32_t* const marks = shared.marks[simt::thread() / 32];
+  if (simt::block() < p.num_early_blocks) return apply_tile_early<true, Tile>(p, which, number, marks);
+  simt::await_previous_kernel();
+  const uint32_t state = p.states[which];
+  if (!p.source.is_long(state)) apply_tile<Tile>(p, p.batch.place_of(which), state, number, marks);
 }
 
 // A warp a tile of mask words.
@@ -290,7 +284,7 @@ FT_DEVICE void walk_rows(const WalkParams<Source>& p) {
 }  // namespace flashtrie
 
 #define FT_APPLY(name, Source, Type, vectors)                                                                         \
-  extern "C" __global__ void __launch_bounds__(kTileThreads, FT_V2B) name##_v##vectors(const ApplyParams<Source> p) {         \
+  extern "C" __global__ void __launch_bounds__(kTileThreads) name##_v##vectors(const ApplyParams<Source> p) {         \
     __shared__ uint32_t marks[kTileWarps * LogitTile<Type, vectors>::kWords];                                         \
     apply_tokens<Type, vectors>(p, marks);                                                                            \
   }

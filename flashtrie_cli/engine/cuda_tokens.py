@@ -31,6 +31,8 @@ LONG_BLOCKS_PER_MULTIPROCESSOR = 6
 """Blocks that do: about as many as run at once."""
 EARLY_BLOCKS_PER_MULTIPROCESSOR = 8
 """Blocks that work out what their rows allow while the kernel before ends: as many as run at once."""
+ALL_EARLY_BYTES = 20 << 20
+"""Up to so many bytes of logits all blocks do, since it costs the few that come later less than it saves."""
 _NO_ROW = 0xFFFF_FFFF
 _LOGIT_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _MAX_TILES = (1 << 31) - 1
@@ -162,12 +164,13 @@ class CudaTokens:
         held = state_array(states, num_rows)
         if num_rows == 0 or width == 0:
             return lambda stream: None
-        form, vectors, num_long_blocks = self._form(num_rows * width * _LOGIT_SIZES[found.dtype])
+        num_bytes = num_rows * width * _LOGIT_SIZES[found.dtype]
+        form, vectors, num_long_blocks = self._form(num_bytes)
         batch = _batch(found, num_rows, stride, vectors)
         batch.rows = None if chosen is None else chosen.pointer
         params = self._apply_params(
             self._told(eos_when_ended), batch, held.pointer, num_long_blocks,
-            EARLY_BLOCKS_PER_MULTIPROCESSOR * self._num_multiprocessors,
+            self._num_early_blocks(num_bytes),
         )  # fmt: skip
         grid = -(-num_rows * batch.num_tiles // WARPS) + num_long_blocks
         return self._prepared(f"apply_{found.dtype}_{form}", grid, params)
@@ -179,6 +182,11 @@ class CudaTokens:
         if num_bytes <= LONG_FIRST_BYTES:
             return "v2", 2, 0
         return "long4", 4, LONG_BLOCKS_PER_MULTIPROCESSOR * self._num_multiprocessors
+
+    def _num_early_blocks(self, num_bytes: int) -> int:
+        if num_bytes <= ALL_EARLY_BYTES:
+            return _MAX_TILES
+        return EARLY_BLOCKS_PER_MULTIPROCESSOR * self._num_multiprocessors
 
     def fill(self, states: Any, bitmask: Any, stream: Any = None) -> None:
         """The mask of each state as int32 words: token t is bit ``t % 32`` of word ``t // 32``.
