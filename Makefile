@@ -38,9 +38,10 @@ test-gpu:
 bench-gpu:
 	PYTHONPATH=. $(PYTHON) docs/benchmarks/gpu_search.py $(LOAD)
 
-# compute-sanitizer over searches by every kernel.
+# compute-sanitizer over searches by every kernel, and over token masks and token-trie steps.
 sanitize-gpu:
 	PYTHONPATH=. $(PYTHON) docs/benchmarks/sanitize_search.py
+	PYTHONPATH=. $(PYTHON) docs/benchmarks/sanitize_masks.py
 
 clean:
 	rm -rf build $(VENV) flashtrie_cli/_native*.so

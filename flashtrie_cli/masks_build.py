@@ -75,7 +75,7 @@ def build_masks(
         "num_empty_lines_skipped": found.num_empty_lines_skipped,
         "num_members": masks.num_members,
         "num_nodes": masks.num_nodes,
-        "num_entries": masks.num_entries,
+        "num_allowed": masks.num_allowed,
         "resident_bytes": masks.resident_bytes,
         "vocab_size": masks.vocab_size,
         "vocabulary_form": vocabulary.form,

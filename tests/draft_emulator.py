@@ -124,14 +124,10 @@ def _rules(constraint: DraftConstraint) -> tuple[str, ctypes.Structure, int, lis
     """The emulated kernel, its rules, a bound of the token ids, and the arrays behind it all."""
     trie = constraint.trie
     if hasattr(trie, "vocab_size"):
-        lists, eos = trie.arrays, np.array(trie.eos, np.uint32)
-        held = [
-            np.ascontiguousarray(getattr(lists, name))
-            for name in ("rows", "entries", "far_entries", "far_targets")
-        ]
+        held, eos = list(trie.set.plain()), np.array(trie.eos, np.uint32)
         view = cuda_draft_layout.Masks(
-            *(array.ctypes.data for array in (*held, eos)), len(lists.labels), len(lists.far_entries), len(eos),
-            trie.vocab_size, trie.set.hop_bits,
+            *(array.ctypes.data for array in (*held, eos)), cuda_draft_layout.ByteTokens(),
+            trie.num_nodes, len(held[3]), len(eos), trie.vocab_size, trie.set.hop_bits,
         )  # fmt: skip
         return "emulate_masked", cuda_draft_layout.mask_rules(view), trie.vocab_size, [*held, eos]
     view, held = _view(trie)

@@ -57,6 +57,7 @@ STRUCTURES = {
     "DraftOutputs": ("flashtrie/draft.cuh", layout.Outputs),
     "TrieView": ("flashtrie/trie.cuh", layout.Trie),
     "TrieRules": ("flashtrie/draft_rules.cuh", layout.TrieRules),
+    "ByteTokens": ("flashtrie/masks.cuh", layout.ByteTokens),
     "MaskView": ("flashtrie/masks.cuh", layout.Masks),
     "MaskRules": ("flashtrie/draft_rules.cuh", layout.MaskRules),
     "DraftIds": ("flashtrie/draft_rules.cuh", layout.DraftIds),

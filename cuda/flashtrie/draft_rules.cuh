@@ -58,25 +58,27 @@ struct MaskRules {
   struct Legal {
     uint32_t node;
     EntryRange range;
+    ByteRange bytes;
     uint32_t num_ends;
-    FT_HD uint32_t num_entries() const { return range.last - range.first; }
-    FT_HD uint32_t count() const { return num_entries() + num_ends; }
+    FT_HD uint32_t num_inner() const { return range.count() + bytes.count(); }  // of those that lead to a node
+    FT_HD uint32_t count() const { return num_inner() + num_ends; }
   };
 
   FT_HD Legal legal(uint32_t state) const {
-    if (state >= masks.num_nodes) return {state, {0, 0, false}, 0};
+    if (state >= masks.num_nodes) return {state, {0, 0, false, false, 0}, {0, 0}, 0};
     const EntryRange range = entry_range(masks, state);
-    return {state, range, range.terminal ? masks.num_eos : 0};
+    return {state, range, byte_range(masks, range), range.terminal ? masks.num_eos : 0};
   }
 
   FT_HD uint32_t token(const Legal& legal, uint32_t number) const {
-    const uint32_t num_entries = legal.num_entries();
-    return number < num_entries ? entry_token(masks, legal.range.first + number) : masks.eos[number - num_entries];
+    const uint32_t num_entries = legal.range.count(), num_inner = legal.num_inner();
+    if (number < num_entries) return entry_token(masks, legal.range.first + number);
+    return number < num_inner ? masks.bytes.tokens[legal.bytes.first + number - num_entries] : masks.eos[number - num_inner];
   }
 
   FT_HD uint32_t state(const Legal& legal, uint32_t number) const {
-    return number < legal.num_entries() ? entry_target(masks, legal.node, legal.range.first + number)
-                                        : masks.num_nodes;
+    if (number < legal.range.count()) return entry_target(masks, legal.node, legal.range.first + number);
+    return number < legal.num_inner() ? legal.node + 1 : masks.num_nodes;
   }
 };
 

@@ -32,6 +32,9 @@ struct LogitBatch {
   uint32_t inverse;    // of num_tiles: ceil(2^(31 + shift) / num_tiles), with 2^shift the next power of two
   uint32_t shift;
 
+  // The logits' row that is the batch's row `which`, as it is now.
+  FT_DEVICE uint32_t place_of(uint32_t which) const { return rows == nullptr ? which : simt::load_changing(rows + which); }
+
   FT_DEVICE uint32_t row_of(uint32_t tile) const {  // tile / num_tiles, exact below 2^31
     return static_cast<uint32_t>((static_cast<uint64_t>(tile) * inverse >> 31) >> shift);
   }
@@ -93,34 +96,44 @@ struct LogitTile {
     return {out[0], out[1], out[2], out[3]};
   }
 
-  // Nothing in the tile is allowed.
+  // The lane's vectors that hold something marked; of the others nothing is read.
+  struct Kept {
+    simt::Quad vectors[kVectors];
+    uint32_t keeps[kVectors];
+  };
+
+  // `marks`: null where nothing in the tile is allowed.
+  FT_DEVICE Kept read(const uint32_t* marks) const {
+    Kept found;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      found.keeps[j] = marks != nullptr && is_whole ? kept(marks, j) : 0;
+      found.vectors[j] = nothing();
+      simt::load_quad_if(found.keeps[j] != 0, vector(j), &found.vectors[j]);
+    }
+    return found;
+  }
+
+  // Minus infinity over all but what is marked.
+  FT_DEVICE void write(const Kept& found, const uint32_t* marks) const {
+    if (!is_whole) return clear_ends(marks);
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) simt::store_quad(vector(j), merged(found.vectors[j], found.keeps[j]));
+  }
+
+  // The same where nothing in the tile is allowed.
   FT_DEVICE void clear() const {
     if (!is_whole) return clear_ends(nullptr);
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) simt::store_quad(vector(j), nothing());
   }
 
-  // All but what is marked; vectors without a mark are written unread, and of the others all are read before one is
-  // written.
-  FT_DEVICE void keep(const uint32_t* marks) const {
-    if (!is_whole) return clear_ends(marks);
-#ifndef FT_GROUP
-#define FT_GROUP 4
-#endif
-    constexpr int kGroup = kVectors < FT_GROUP ? kVectors : FT_GROUP;  // read at a time: so many that registers last
+  // Asks for what `read` will read.
+  FT_DEVICE void prefetch(const uint32_t* marks) const {
+    if (marks == nullptr || !is_whole) return;
 #pragma unroll
-    for (int base = 0; base < kVectors; base += kGroup) {
-      simt::Quad vectors[kGroup];
-      uint32_t keeps[kGroup];
-#pragma unroll
-      for (int j = 0; j < kGroup; ++j) {
-        keeps[j] = kept(marks, base + j);
-        vectors[j] = nothing();
-        simt::load_quad_if(keeps[j] != 0, vector(base + j), &vectors[j]);
-      }
-#pragma unroll
-      for (int j = 0; j < kGroup; ++j) simt::store_quad(vector(base + j), merged(vectors[j], keeps[j]));
-    }
+    for (int j = 0; j < kVectors; ++j)
+      if (kept(marks, j) != 0) simt::prefetch(vector(j));
   }
 
   // The first and the last tile of a row, where vectors may reach over its ends.

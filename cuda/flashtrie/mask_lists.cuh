@@ -41,9 +41,9 @@ struct MaskLists {
   FT_DEVICE uint32_t known(uint32_t state) const { return state < num_nodes ? state : num_nodes; }
 
   template <typename Tile>
-  FT_DEVICE bool mark(const EarlyReads& early, uint32_t state, const Tile& tile, uint32_t* marks) const {
-    if (state == 0 && dense.root_row != kNothing) return mark_root(early, dense, tile, marks);
-    const uint32_t lane = simt::lane();
+  FT_DEVICE bool mark(uint32_t state, const Tile& tile, uint32_t* marks) const {
+    if (state == 0 && dense.root_row != kNothing) return mark_dense(tile, dense, dense.root_row, marks);
+    const uint32_t lane = simt::lane(), own_end = ends.own();
     const uint32_t* record = reinterpret_cast<const uint32_t*>(records + known(state));
     const uint32_t word = record[lane % 8];  // lane l of the first eight: word l
     const uint32_t here = simt::shuffle(word, 0), count = simt::shuffle(word, 1), dense_row = simt::shuffle(word, 2);
@@ -58,7 +58,7 @@ struct MaskLists {
       own = token(first + lane);
     }
     const bool with_ends = (here & kTerminalBit) != 0 || (ends.after_end && state >= num_nodes);
-    return mark_list(tile, own, first, first + count, token, ends, with_ends, early.end, marks);
+    return mark_list(tile, own, first, first + count, token, ends, with_ends, own_end, marks);
   }
 
   FT_DEVICE bool is_long(uint32_t state) const {
@@ -96,7 +96,7 @@ struct MaskLists {
 
 struct MaskRecordParams {
   MaskRecord* records;          // num_nodes + 1
-  const uint32_t* rows;         // as in MaskView
+  const uint16_t* rows;         // as in MaskView, no node single
   const uint32_t* entries;
   const uint32_t* dense_nodes;  // num_dense, ascending
   uint32_t num_nodes;
@@ -109,16 +109,16 @@ FT_DEVICE void make_record(const MaskRecordParams& p) {
   if (node > p.num_nodes) return;
   MaskRecord record = {0, 0, {0, 0, 0, 0, 0, 0}};
   if (node < p.num_nodes) {
-    const uint32_t begin = p.rows[node] & ~kTerminalBit;
-    record.first = p.rows[node];
-    record.count = (p.rows[node + 1] & ~kTerminalBit) - begin;
+    const EntryRange range = entry_range(p.rows, node);
+    record.first = range.first | (range.terminal ? kTerminalBit : 0);
+    record.count = range.count();
     if (record.count > kRecordEntries) {
       const uint32_t at = lower_bound(p.dense_nodes, 0, p.num_dense, node);
       record.entries[0] = at < p.num_dense && p.dense_nodes[at] == node ? at : kNothing;
     } else {
 #pragma unroll
       for (uint32_t i = 0; i < kRecordEntries; ++i)
-        if (i < record.count) record.entries[i] = p.entries[begin + i];
+        if (i < record.count) record.entries[i] = p.entries[range.first + i];
     }
   }
   p.records[node] = record;

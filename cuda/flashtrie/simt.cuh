@@ -102,6 +102,14 @@ FT_DEVICE uint64_t load_word(const uint64_t* at) { return __ldg(reinterpret_cast
 FT_DEVICE uint32_t load_word(const uint32_t* at) { return __ldg(at); }
 FT_DEVICE uint16_t load_word(const uint16_t* at) { return __ldg(at); }
 
+// A word that the kernel before may still be writing: what is there now, or was a while ago; after await_previous_kernel
+// what that kernel left. By way of the first-level cache, since thousands of warps ask for the same few.
+FT_DEVICE uint32_t load_changing(const uint32_t* at) {
+  uint32_t value;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+
 // Asks for what is read soon: `prefetch` brings it as far as the second-level cache, `touch` to this multiprocessor. `to` is
 // a word of shared memory that only this thread has and never reads: without a place to go, the compiler drops the load.
 // Nobody waits for what is written there, which racecheck reports; FLASHTRIE_SANITIZE leaves it out.
@@ -139,13 +147,6 @@ FT_DEVICE void await_previous_kernel() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-
-// The value is ready here, not computed later.
-template <typename T>
-FT_DEVICE void hold(T* value) {
-  asm volatile("" ::"l"(value));
-}
-FT_DEVICE void hold(uint32_t value) { asm volatile("" ::"r"(value)); }
 
 FT_DEVICE float half_to_float(uint16_t bits) {
   float value;

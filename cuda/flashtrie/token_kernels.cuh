@@ -3,7 +3,7 @@
 // a state allows:
 //
 //   source.ends, source.dense                 end tokens, and dense rows of states that allow much
-//   bool source.mark(early, state, tile, marks)   by a warp; false, with nothing marked, where that is nothing
+//   bool source.mark(state, tile, marks)      by a warp, for any state; false, with nothing marked, where that is nothing
 //   bool source.is_long(state)                by a thread; whether it allows so much that most tiles hold some of it
 //   uint32_t source.advance(state, token)     by kLanes threads together (1 or 32); kNothing where it is not allowed
 //   uint32_t source.ended()                   the state behind an end-of-sequence token
@@ -15,6 +15,7 @@ namespace flashtrie {
 
 constexpr int kTileThreads = 256;
 constexpr int kTileWarps = kTileThreads / 32;
+constexpr int kLongBlocks = 5;  // that a multiprocessor runs at once of the kernels that begin with long rows
 
 template <typename Source>
 struct ApplyParams {
@@ -22,6 +23,7 @@ struct ApplyParams {
   LogitBatch batch;
   const uint32_t* states;  // batch.num_rows
   uint32_t num_long_blocks;
+  uint32_t num_early_blocks;  // that look ahead: those that may run before the kernel before has ended, or more
 };
 
 template <typename Source>
@@ -51,16 +53,47 @@ struct TokenRows {
 
 FT_DEVICE uint32_t warp_of_grid() { return simt::block() * (simt::num_threads() / 32) + simt::thread() / 32; }
 
-// A tile of logits, by a warp.
+// One value for the warp, of what each lane read while it may have been changing.
+FT_DEVICE uint32_t for_all(uint32_t value) { return simt::shuffle(value, 0); }
+
+// A tile of logits, by a warp. What a row allows is worked out before the wait for the kernels before, from the state
+// that is there by then, and again only if they wrote another: as a rule a state is old, and the logits are new.
+// With kSkipsLong, tiles of rows with long lists are left to others.
+template <bool kSkipsLong, typename Tile, typename Source>
+FT_DEVICE void apply_tile_early(const ApplyParams<Source>& p, uint32_t which, uint32_t number, uint32_t* marks) {
+  const uint32_t early_row = for_all(p.batch.place_of(which)), early_state = for_all(simt::load_changing(p.states + which));
+  Tile tile(p.batch, early_row, number);
+  bool is_long = kSkipsLong && p.source.is_long(early_state);
+  const uint32_t* allowed = !is_long && p.source.mark(early_state, tile, marks) ? marks : nullptr;
+  if (p.batch.rows == nullptr) tile.prefetch(allowed);
+  simt::await_previous_kernel();
+  const uint32_t row = p.batch.place_of(which);
+  if (row != early_row) {
+    tile = Tile(p.batch, row, number);
+    allowed = nullptr;
+  }
+  typename Tile::Kept kept = tile.read(allowed);
+  const uint32_t state = simt::load_changing(p.states + which);
+  if (row != early_row || state != early_state) {
+    simt::sync_warp();  // the marks are read
+    is_long = kSkipsLong && p.source.is_long(state);
+    allowed = !is_long && p.source.mark(state, tile, marks) ? marks : nullptr;
+    kept = tile.read(allowed);
+  }
+  if (!is_long) tile.write(kept, allowed);
+}
+
+// The same after the wait alone.
 template <typename Tile, typename Source>
-FT_DEVICE void apply_tile(const Source& source, const EarlyReads& early, uint32_t state, const Tile& tile, uint32_t* marks) {
-  if (source.mark(early, state, tile, marks))
-    tile.keep(marks);
+FT_DEVICE void apply_tile(const ApplyParams<Source>& p, uint32_t row, uint32_t state, uint32_t number, uint32_t* marks) {
+  const Tile tile(p.batch, row, number);
+  if (p.source.mark(state, tile, marks))
+    tile.write(tile.read(marks), marks);
   else
     tile.clear();
 }
 
-// A warp a tile. All that does not depend on what the kernel before wrote comes before the wait for it.
+// A warp a tile.
 template <typename Type, int kVectors, typename Source>
 FT_DEVICE void apply_tokens(const ApplyParams<Source>& p, uint32_t* shared) {
   using Tile = LogitTile<Type, kVectors>;
@@ -68,18 +101,10 @@ FT_DEVICE void apply_tokens(const ApplyParams<Source>& p, uint32_t* shared) {
   const uint32_t item = warp_of_grid(), which = p.batch.row_of(item);
   if (which >= p.batch.num_rows) return;
   const uint32_t number = item - which * p.batch.num_tiles;
-  Tile tile(p.batch, which, number);
-  EarlyReads early = read_early(tile, p.source.ends, p.source.dense);
-  const uint32_t* const state = p.states + which;
   uint32_t* const marks = shared + (simt::thread() / 32) * Tile::kWords;
-  simt::hold(tile.row);
-  simt::hold(state);
+  if (kVectors == 1 || simt::block() < p.num_early_blocks) return apply_tile_early<false, Tile>(p, which, number, marks);
   simt::await_previous_kernel();
-  if (p.batch.rows != nullptr) {
-    tile = Tile(p.batch, p.batch.rows[which], number);  // which may begin elsewhere
-    early = {p.source.ends.own(), 0, false};
-  }
-  apply_tile(p.source, early, *state, tile, marks);
+  apply_tile<Tile>(p, p.batch.place_of(which), p.states[which], number, marks);
 }
 
 // Shared memory of a block that begins with long rows.
@@ -87,41 +112,81 @@ template <typename Tile>
 struct ApplyShared {
   uint32_t marks[kTileWarps][Tile::kWords];
   uint32_t rows[kTileThreads];   // with long lists, of those that a block looks at together
+  uint32_t states[kTileThreads];
   uint32_t counts[kTileWarps];  // of them, by the warp that found them
 };
 
+// The number of rows with long lists among the kTileThreads from `first` on, which it puts into shared memory; by a
+// block. `state`: what the thread's row was found in.
 template <typename Tile, typename Source>
-FT_DEVICE void apply_item(const ApplyParams<Source>& p, uint32_t which, uint32_t number, uint32_t* marks) {
-  const Tile tile(p.batch, p.batch.rows == nullptr ? which : p.batch.rows[which], number);
-  apply_tile(p.source, EarlyReads{p.source.ends.own(), 0, false}, p.states[which], tile, marks);
+FT_DEVICE uint32_t find_long_rows(const ApplyParams<Source>& p, uint32_t first, ApplyShared<Tile>& shared, uint32_t* state) {
+  const uint32_t row = first + simt::thread(), warp = simt::thread() / 32;
+  const bool is_row = row < p.batch.num_rows;
+  *state = is_row ? simt::load_changing(p.states + row) : 0;
+  const bool is_long = is_row && p.source.is_long(*state);
+  const uint32_t votes = simt::ballot(is_long);
+  if (simt::lane() == 0) shared.counts[warp] = simt::count_ones(votes);
+  simt::sync_block();
+  uint32_t before = 0, num_long = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kTileWarps; ++i) {
+    before += i < warp ? shared.counts[i] : 0;
+    num_long += shared.counts[i];
+  }
+  if (is_long) {
+    const uint32_t at = before + simt::count_ones(votes & simt::lanes_below());
+    shared.rows[at] = p.batch.place_of(row);
+    shared.states[at] = *state;
+  }
+  simt::sync_block();
+  return num_long;
 }
 
-// The rows with long lists, by the blocks that come first.
+// Whether a row's state is another than `early`, for any thread of the block.
+template <typename Tile, typename Source>
+FT_DEVICE bool have_changed(const ApplyParams<Source>& p, uint32_t row, uint32_t early, ApplyShared<Tile>& shared) {
+  const bool is_other = row < p.batch.num_rows && simt::load_changing(p.states + row) != early;
+  const bool is_any = simt::any(is_other);
+  if (simt::lane() == 0) shared.counts[simt::thread() / 32] = is_any;
+  simt::sync_block();
+  uint32_t found = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kTileWarps; ++i) found |= shared.counts[i];
+  simt::sync_block();
+  return found != 0;
+}
+
+// The tiles of rows with long lists that are the warp's, `most` of them at most.
+template <typename Tile, typename Source, typename Work>
+FT_DEVICE void each_long_tile(const ApplyParams<Source>& p, uint32_t num_long, uint32_t most, const ApplyShared<Tile>& shared, const Work& work) {
+  const uint32_t num_items = num_long * p.batch.num_tiles;
+#pragma unroll 1
+  for (uint32_t item = warp_of_grid(); most > 0 && item < num_items; --most, item += p.num_long_blocks * kTileWarps) {
+    const uint32_t which = p.batch.row_of(item);
+    work(shared.rows[which], shared.states[which], item - which * p.batch.num_tiles);
+    simt::sync_warp();  // the marks are read
+  }
+}
+
+// The rows with long lists, by the blocks that come first. While the kernel before still writes, each warp asks for the
+// logits that it keeps of its first tile; more would be in the way of those writes.
 template <typename Tile, typename Source>
 FT_DEVICE void apply_long_rows(const ApplyParams<Source>& p, ApplyShared<Tile>& shared) {
-  const uint32_t warp = simt::thread() / 32;
+  uint32_t* const marks = shared.marks[simt::thread() / 32];
 #pragma unroll 1
   for (uint32_t first = 0; first < p.batch.num_rows; first += kTileThreads) {
-    const uint32_t row = first + simt::thread();
-    const bool is_long = row < p.batch.num_rows && p.source.is_long(p.states[row]);
-    const uint32_t votes = simt::ballot(is_long);
-    if (simt::lane() == 0) shared.counts[warp] = simt::count_ones(votes);
-    simt::sync_block();
-    uint32_t before = 0, num_long = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < kTileWarps; ++i) {
-      before += i < warp ? shared.counts[i] : 0;
-      num_long += shared.counts[i];
+    uint32_t state;
+    uint32_t num_long = find_long_rows(p, first, shared, &state);
+    if (first == 0) {
+      if (p.batch.rows == nullptr)
+        each_long_tile(p, num_long, 1, shared, [&](uint32_t row, uint32_t at, uint32_t number) {
+          const Tile tile(p.batch, row, number);
+          if (p.source.mark(at, tile, marks)) tile.prefetch(marks);
+        });
+      simt::await_previous_kernel();
+      if (p.batch.rows != nullptr || have_changed(p, simt::thread(), state, shared)) num_long = find_long_rows(p, first, shared, &state);
     }
-    if (is_long) shared.rows[before + simt::count_ones(votes & simt::lanes_below())] = row;
-    simt::sync_block();
-    const uint32_t num_items = num_long * p.batch.num_tiles;
-#pragma unroll 1
-    for (uint32_t item = warp_of_grid(); item < num_items; item += p.num_long_blocks * kTileWarps) {
-      const uint32_t which = p.batch.row_of(item);
-      apply_item<Tile>(p, shared.rows[which], item - which * p.batch.num_tiles, shared.marks[warp]);
-      simt::sync_warp();  // the marks are read
-    }
+    each_long_tile(p, num_long, kNothing, shared, [&](uint32_t row, uint32_t at, uint32_t number) { apply_tile<Tile>(p, row, at, number, marks); });
     simt::sync_block();
   }
 }
@@ -133,11 +198,15 @@ template <typename Type, int kVectors, typename Source>
 FT_DEVICE void apply_tokens_long_first(const ApplyParams<Source>& p, ApplyShared<LogitTile<Type, kVectors>>& shared) {
   using Tile = LogitTile<Type, kVectors>;
   simt::release_next_kernel();
-  simt::await_previous_kernel();
   if (simt::block() < p.num_long_blocks) return apply_long_rows<Tile>(p, shared);
   const uint32_t item = warp_of_grid() - p.num_long_blocks * kTileWarps, which = p.batch.row_of(item);
-  if (which >= p.batch.num_rows || p.source.is_long(p.states[which])) return;
-  apply_item<Tile>(p, which, item - which * p.batch.num_tiles, shared.marks[simt::thread() / 32]);
+  if (which >= p.batch.num_rows) return;
+  const uint32_t number = item - which * p.batch.num_tiles;
+  uint32_t* const marks = shared.marks[simt::thread() / 32];
+  if (simt::block() < p.num_early_blocks) return apply_tile_early<true, Tile>(p, which, number, marks);
+  simt::await_previous_kernel();
+  const uint32_t state = p.states[which];
+  if (!p.source.is_long(state)) apply_tile<Tile>(p, p.batch.place_of(which), state, number, marks);
 }
 
 // A warp a tile of mask words.
@@ -148,9 +217,11 @@ FT_DEVICE void fill_words(const FillParams<Source>& p, uint32_t* shared) {
   if (row >= p.num_rows) return;
   const MaskTile tile(number, p.words_per_row);
   uint32_t* const marks = shared + (simt::thread() / 32) * MaskTile::kWords;
-  const EarlyReads early = {p.source.ends.own(), 0, false};
+  const uint32_t early_state = for_all(simt::load_changing(p.states + row));
+  bool some = p.source.mark(early_state, tile, marks);
   simt::await_previous_kernel();
-  const bool some = p.source.mark(early, p.states[row], tile, marks);
+  const uint32_t state = simt::load_changing(p.states + row);
+  if (state != early_state) some = p.source.mark(state, tile, marks);
   uint32_t* const words = p.words + row * p.row_stride;
 #pragma unroll
   for (uint32_t i = simt::lane(); i < MaskTile::kWords; i += 32) {
@@ -218,7 +289,7 @@ FT_DEVICE void walk_rows(const WalkParams<Source>& p) {
     apply_tokens<Type, vectors>(p, marks);                                                                            \
   }
 #define FT_APPLY_LONG(name, Source, Type, vectors)                                                                    \
-  extern "C" __global__ void __launch_bounds__(kTileThreads) name##_long##vectors(const ApplyParams<Source> p) {      \
+  extern "C" __global__ void __launch_bounds__(kTileThreads, kLongBlocks) name##_long##vectors(const ApplyParams<Source> p) {      \
     __shared__ ApplyShared<LogitTile<Type, vectors>> shared;                                                          \
     apply_tokens_long_first<Type, vectors>(p, shared);                                                                \
   }

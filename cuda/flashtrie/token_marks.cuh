@@ -106,23 +106,6 @@ FT_DEVICE uint32_t bits_from(const uint32_t* words, uint32_t num_words, int32_t 
   return first >> (from & 31) | second << (32 - (from & 31));
 }
 
-// What may be asked for before a state is known: the lane's end token, and its word of the root's dense row, for the
-// root is where every answer begins.
-struct EarlyReads {
-  uint32_t end;
-  uint32_t root_word;
-  bool has_root;
-};
-
-template <typename Tile>
-FT_DEVICE EarlyReads read_early(const Tile& tile, const EndTokens& ends, const DenseRows& dense) {
-  EarlyReads early = {ends.own(), 0, dense.root_row != kNothing};
-  if (early.has_root && simt::lane() < Tile::kWords)
-    early.root_word = bits_from(dense.words + static_cast<uint64_t>(dense.root_row) * dense.words_per_row,
-                                dense.words_per_row, tile.begin + 32 * static_cast<int32_t>(simt::lane()));
-  return early;
-}
-
 // The same as `mark_list` from a dense row.
 template <typename Tile>
 FT_DEVICE bool mark_dense(const Tile& tile, const DenseRows& dense, uint32_t row, uint32_t* marks) {
@@ -134,16 +117,8 @@ FT_DEVICE bool mark_dense(const Tile& tile, const DenseRows& dense, uint32_t row
     marks[i] = bits;
     some |= bits;
   }
+  simt::sync_warp();
   return simt::any(some != 0);
-}
-
-// The same as `mark_list` for a root that has a dense row.
-template <typename Tile>
-FT_DEVICE bool mark_root(const EarlyReads& early, const DenseRows& dense, const Tile& tile, uint32_t* marks) {
-  if (!early.has_root) return mark_dense(tile, dense, dense.root_row, marks);
-  const bool is_own = simt::lane() < Tile::kWords;
-  if (is_own) marks[simt::lane()] = early.root_word;
-  return simt::any(is_own && early.root_word != 0);
 }
 
 }  // namespace flashtrie

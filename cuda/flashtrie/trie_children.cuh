@@ -43,8 +43,9 @@ struct TrieChildren {
   }
 
   template <typename Tile>
-  FT_DEVICE bool mark(const EarlyReads& early, uint32_t state, const Tile& tile, uint32_t* marks) const {
-    if (state == 0 && dense.root_row != kNothing) return mark_root(early, dense, tile, marks);
+  FT_DEVICE bool mark(uint32_t state, const Tile& tile, uint32_t* marks) const {
+    if (state == 0 && dense.root_row != kNothing) return mark_dense(tile, dense, dense.root_row, marks);
+    const uint32_t own_end = ends.own();
     if (state >= trie.num_nodes && !ends.after_end) return false;
     const Family found = state < trie.num_nodes ? family(state) : Family{{0, 0}, true};
     const ChildRange range = found.children;
@@ -55,7 +56,7 @@ struct TrieChildren {
     const auto token = [this](uint32_t child) { return label(trie, child); };
     const uint32_t child = range.first + simt::lane();
     const uint32_t own = range.fan_out() <= 32 && child < range.last ? token(child) : kNothing;
-    return mark_list(tile, own, range.first, range.last, token, ends, found.terminal, early.end, marks);
+    return mark_list(tile, own, range.first, range.last, token, ends, found.terminal, own_end, marks);
   }
 
   // The root alone: to know it of others would cost every tile two reads.

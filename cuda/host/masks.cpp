@@ -19,14 +19,29 @@ constexpr uint32_t kPrefetchedEntries = 4;
 
 void set_bit(uint32_t* row, uint32_t token) { row[token / kMaskWordBits] |= uint32_t(1) << (token % kMaskWordBits); }
 
+bool has_token(const MaskView& masks, ByteRange bytes, uint32_t token) {
+  for (uint32_t i = bytes.first; i < bytes.last; ++i)
+    if (masks.bytes.tokens[i] == token) return true;
+  return false;
+}
+
+bool has_sound_bytes(const MaskView& masks) {
+  const ByteTokens& bytes = masks.bytes;
+  if (bytes.begins[0] != 0 || !std::is_sorted(bytes.begins, bytes.begins + 257)) return false;
+  return std::all_of(bytes.tokens, bytes.tokens + bytes.begins[256], [&](uint32_t token) { return token < masks.vocab_size; });
+}
+
 const char* find_entry_flaw(const MaskView& masks, uint32_t node, EntryRange range, uint32_t& far_at) {
   const uint32_t far = far_hop(masks.hop_bits);
+  if (range.single && (range.terminal || node + 1 == masks.num_nodes)) return "a node without the child that it has";
+  const ByteRange bytes = byte_range(masks, range);
   uint32_t previous = 0;
   for (uint32_t entry = range.first; entry < range.last; ++entry) {
     const uint32_t token = entry_token(masks, entry);
     if (token >= masks.vocab_size) return "a token id outside the vocabulary";
     if (entry > range.first && token <= previous) return "tokens of a node that do not ascend";
     previous = token;
+    if (has_token(masks, bytes, token)) return "a token that a node has twice";
     const uint32_t hop = masks.entries[entry] & far;
     uint64_t target = uint64_t(node) + hop;
     if (hop == far) {
@@ -43,12 +58,16 @@ const char* find_entry_flaw(const MaskView& masks, uint32_t node, EntryRange ran
 const char* find_mask_flaw(const MaskView& masks, uint64_t num_rows, uint64_t num_entries) {
   if (masks.num_nodes == 0 || num_rows != uint64_t(masks.num_nodes) + 2) return "a wrong number of rows";
   if (masks.vocab_size == 0 || masks.hop_bits < 8 || masks.hop_bits > 31) return "an impossible vocabulary size";
-  if (masks.rows[num_rows - 1] != num_entries || masks.rows[num_rows - 2] != num_entries || masks.rows[0] << 1 != 0)
-    return "rows that do not cover the entries";
+  for (uint32_t node = masks.num_nodes; node < num_rows; ++node)
+    if (row_word(masks.rows, node) != num_entries || masks.rows[uint64_t(node) * kRowHalves + 2] != 0)
+      return "rows that do not cover the entries";
+  if (entry_range(masks, 0).first != 0) return "rows that do not begin with the first entry";
+  if (!has_sound_bytes(masks)) return "tokens of single bytes outside the vocabulary";
   uint32_t far_at = 0;
   for (uint32_t node = 0; node < masks.num_nodes; ++node) {
     const EntryRange range = entry_range(masks, node);
     if (range.first > range.last || range.last > num_entries) return "rows that do not ascend";
+    if (range.last != (row_word(masks.rows, node + 1) & kEntryBits)) return "rows that do not follow one another";
     if (const char* flaw = find_entry_flaw(masks, node, range, far_at)) return flaw;
   }
   if (far_at != masks.num_far) return "far targets without an entry";
@@ -63,9 +82,10 @@ MaskSet::MaskSet(const MaskView& masks)
   std::vector<std::pair<uint32_t, uint32_t>> long_rows;  // length, node
   for (uint32_t node = 0; node < masks_.num_nodes; ++node) {
     const EntryRange range = entry_range(masks_, node);
-    if (range.last - range.first > kDenseLength) long_rows.emplace_back(range.last - range.first, node);
+    if (range.count() > kDenseLength) long_rows.emplace_back(range.count(), node);
   }
-  const size_t list_bytes = (masks_.num_nodes + size_t(masks_.rows[masks_.num_nodes])) * sizeof(uint32_t);
+  const size_t num_entries = row_word(masks_.rows, masks_.num_nodes);
+  const size_t list_bytes = masks_.num_nodes * size_t(kRowHalves) * sizeof(uint16_t) + num_entries * sizeof(uint32_t);
   const size_t most = std::min(kDenseBytes, list_bytes) / (num_words_ * sizeof(uint32_t));
   const size_t kept = std::min(long_rows.size(), std::max<size_t>(1, most));
   std::partial_sort(long_rows.begin(), long_rows.begin() + kept, long_rows.end(), [](const auto& a, const auto& b) {
@@ -74,34 +94,42 @@ MaskSet::MaskSet(const MaskView& masks)
   for (size_t i = 0; i < kept; ++i) dense_nodes_.push_back(long_rows[i].second);
   std::sort(dense_nodes_.begin(), dense_nodes_.end());
   dense_words_.assign(kept * num_words_, 0);
-  for (size_t i = 0; i < kept; ++i) set_bits(entry_range(masks_, dense_nodes_[i]), &dense_words_[i * num_words_]);
+  for (size_t i = 0; i < kept; ++i) {
+    const uint32_t node = dense_nodes_[i];
+    set_bits(entry_range(masks_, node), &dense_words_[i * num_words_]);
+  }
 }
 
 const uint32_t* MaskSet::dense_row(uint32_t state, EntryRange range) const {
-  if (range.last - range.first <= kDenseLength) return nullptr;
-  const auto found = std::lower_bound(dense_nodes_.begin(), dense_nodes_.end(), state);
+  if (range.count() <= kDenseLength) return nullptr;
+  const auto found = state == 0 ? dense_nodes_.begin()  // where one generation of six is
+                                : std::lower_bound(dense_nodes_.begin(), dense_nodes_.end(), state);
   if (found == dense_nodes_.end() || *found != state) return nullptr;
   return &dense_words_[static_cast<size_t>(found - dense_nodes_.begin()) * num_words_];
 }
 
 // Whose row is copied rather than set bit by bit.
 const uint32_t* MaskSet::copied_row(uint32_t state, EntryRange range) const {
-  return range.last - range.first > kCopiedLength ? dense_row(state, range) : nullptr;
+  return range.count() > kCopiedLength ? dense_row(state, range) : nullptr;
 }
 
 void MaskSet::set_bits(EntryRange range, uint32_t* row) const {
   for (uint32_t entry = range.first; entry < range.last; ++entry) set_bit(row, entry_token(masks_, entry));
+  const ByteRange bytes = byte_range(masks_, range);
+  for (uint32_t i = bytes.first; i < bytes.last; ++i) set_bit(row, masks_.bytes.tokens[i]);
   if (range.terminal)
     for (uint32_t i = 0; i < masks_.num_eos; ++i) set_bit(row, masks_.eos[i]);
 }
 
 void MaskSet::clear_bits(uint32_t state, uint32_t* row) const {
   const EntryRange range = entry_range(masks_, state);
-  if (range.last - range.first > kCopiedLength) {
+  if (range.count() > kCopiedLength) {
     memset(row, 0, num_words_ * sizeof(uint32_t));
     return;
   }
   for (uint32_t entry = range.first; entry < range.last; ++entry) row[entry_token(masks_, entry) / kMaskWordBits] = 0;
+  const ByteRange bytes = byte_range(masks_, range);
+  for (uint32_t i = bytes.first; i < bytes.last; ++i) row[masks_.bytes.tokens[i] / kMaskWordBits] = 0;
   if (range.terminal)
     for (uint32_t i = 0; i < masks_.num_eos; ++i) row[masks_.eos[i] / kMaskWordBits] = 0;
 }
@@ -120,21 +148,25 @@ void MaskSet::append_allowed(uint32_t state, std::vector<uint32_t>& out) const {
   const EntryRange range = entry_range(masks_, state);
   const size_t before = out.size();
   for (uint32_t entry = range.first; entry < range.last; ++entry) out.push_back(entry_token(masks_, entry));
-  if (!range.terminal) return;
+  if (!range.terminal && !range.single) return;
   const size_t middle = out.size();
-  out.insert(out.end(), masks_.eos, masks_.eos + masks_.num_eos);
+  const ByteRange bytes = byte_range(masks_, range);
+  out.insert(out.end(), masks_.bytes.tokens + bytes.first, masks_.bytes.tokens + bytes.last);
+  if (range.terminal) out.insert(out.end(), masks_.eos, masks_.eos + masks_.num_eos);
   std::inplace_merge(out.begin() + before, out.begin() + middle, out.end());
 }
 
 uint32_t MaskSet::count_allowed(uint32_t state) const {
   const EntryRange range = entry_range(masks_, state);
-  return range.last - range.first + (range.terminal ? masks_.num_eos : 0);
+  return range.count() + byte_range(masks_, range).count() + (range.terminal ? masks_.num_eos : 0);
 }
+
+void MaskSet::prefetch_row(uint32_t state) const { __builtin_prefetch(masks_.rows + size_t(state) * kRowHalves); }
 
 void MaskSet::advance_each(uint32_t* states, const int64_t* tokens, uint8_t* allowed, size_t count) const {
   for (size_t begin = 0; begin < count; begin += kGroup) {
     const size_t end = std::min(count, begin + kGroup);
-    for (size_t i = begin; i < end; ++i) __builtin_prefetch(masks_.rows + states[i]);
+    for (size_t i = begin; i < end; ++i) prefetch_row(states[i]);
     for (size_t i = begin; i < end; ++i) __builtin_prefetch(masks_.entries + entry_range(masks_, states[i]).first);
     for (size_t i = begin; i < end; ++i) {
       const bool in_vocabulary = tokens[i] >= 0 && tokens[i] < masks_.vocab_size;
@@ -158,7 +190,7 @@ void MaskSet::walk_each(const int64_t* tokens, size_t count, size_t length, size
 }
 
 MaskRows::MaskRows(const MaskSet& masks, size_t num_rows)
-    : masks_(masks), words_((num_rows + masks.dense_nodes().size()) * masks.num_words()), shown_(num_rows, masks.ended()) {
+    : masks_(masks), words_((num_rows + masks.dense_nodes().size()) * masks.num_words()), shown_(num_rows) {
   forget();
 }
 
@@ -166,13 +198,54 @@ void MaskRows::forget() {
   uint32_t* const shared = row_at(num_rows());
   std::fill(words_.data(), shared, 0);
   if (num_shared() > 0) memcpy(shared, masks_.dense_words().data(), masks_.dense_words().size() * sizeof(uint32_t));
-  std::fill(shown_.begin(), shown_.end(), masks_.ended());
+  std::fill(shown_.begin(), shown_.end(), Shown{masks_.ended(), 0, {}});
 }
 
 void MaskRows::prefetch_words(EntryRange range, const uint32_t* row) const {
+  const MaskView& view = masks_.masks_;
   const uint32_t last = std::min(range.last, range.first + kPrefetchedEntries);
   for (uint32_t entry = range.first; entry < last; ++entry)
-    __builtin_prefetch(row + entry_token(masks_.masks_, entry) / kMaskWordBits, 1);
+    __builtin_prefetch(row + entry_token(view, entry) / kMaskWordBits, 1);
+  const ByteRange bytes = byte_range(view, range);
+  for (uint32_t i = bytes.first; i < bytes.last; ++i) __builtin_prefetch(row + view.bytes.tokens[i] / kMaskWordBits, 1);
+}
+
+// Clears what the row shows; its few words are known by heart, so no list is read again.
+void MaskRows::clear(size_t i) {
+  const Shown& shown = shown_[i];
+  uint32_t* const row = row_at(i);
+  if (shown.count > kKeptWords) return masks_.clear_bits(shown.state, row);
+  for (uint32_t at = 0; at < shown.count; ++at) row[shown.words[at]] = 0;
+}
+
+void MaskRows::set(size_t i, uint32_t state, EntryRange range) {
+  const MaskView& view = masks_.masks_;
+  Shown& shown = shown_[i];
+  uint32_t* const row = row_at(i);
+  const ByteRange bytes = byte_range(view, range);
+  shown.state = state;
+  shown.count = range.count() + bytes.count() + (range.terminal ? view.num_eos : 0);
+  if (shown.count > kKeptWords) return masks_.set_bits(range, row);
+  uint32_t at = 0;
+  const auto add = [&](uint32_t token) {
+    set_bit(row, token);
+    shown.words[at++] = token / kMaskWordBits;
+  };
+  for (uint32_t entry = range.first; entry < range.last; ++entry) add(entry_token(view, entry));
+  for (uint32_t byte = bytes.first; byte < bytes.last; ++byte) add(view.bytes.tokens[byte]);
+  for (uint32_t eos = 0; range.terminal && eos < view.num_eos; ++eos) add(view.eos[eos]);
+}
+
+void MaskRows::show_one(size_t i, uint32_t state, EntryRange range) {
+  if (shown_[i].state == state) return;
+  if (const uint32_t* copied = masks_.copied_row(state, range)) {
+    memcpy(row_at(i), copied, masks_.num_words() * sizeof(uint32_t));
+    shown_[i].state = state;
+    shown_[i].count = kKeptWords + 1;
+    return;
+  }
+  clear(i);
+  set(i, state, range);
 }
 
 void MaskRows::show(const uint32_t* states, size_t count, int32_t* at) {
@@ -180,33 +253,18 @@ void MaskRows::show(const uint32_t* states, size_t count, int32_t* at) {
   EntryRange ranges[kGroup];
   for (size_t begin = 0; begin < count; begin += kGroup) {
     const size_t end = std::min(count, begin + kGroup);
-    for (size_t i = begin; i < end; ++i) __builtin_prefetch(view.rows + states[i]);
+    for (size_t i = begin; i < end; ++i) masks_.prefetch_row(states[i]);
     for (size_t i = begin; i < end; ++i) {
       ranges[i - begin] = entry_range(view, states[i]);
       __builtin_prefetch(view.entries + ranges[i - begin].first);
     }
+    for (size_t i = begin; i < end; ++i) prefetch_words(ranges[i - begin], row_at(i));
     for (size_t i = begin; i < end; ++i) {
-      uint32_t* const row = row_at(i);
-      prefetch_words(ranges[i - begin], row);
-      prefetch_words(entry_range(view, shown_[i]), row);
-    }
-    for (size_t i = begin; i < end; ++i) {
-      const EntryRange range = ranges[i - begin];
-      if (at != nullptr) {
-        const uint32_t* const dense = masks_.dense_row(states[i], range);
-        const ptrdiff_t shared = dense == nullptr ? 0 : (dense - masks_.dense_words().data()) / masks_.num_words();
-        at[i] = static_cast<int32_t>(dense == nullptr ? i : num_rows() + shared);
-        if (dense != nullptr) continue;
-      }
-      if (states[i] == shown_[i]) continue;
-      uint32_t* const row = row_at(i);
-      if (const uint32_t* copied = masks_.copied_row(states[i], range)) {
-        memcpy(row, copied, masks_.num_words() * sizeof(uint32_t));
-      } else {
-        masks_.clear_bits(shown_[i], row);
-        masks_.set_bits(range, row);
-      }
-      shown_[i] = states[i];
+      const uint32_t* const dense = at == nullptr ? nullptr : masks_.dense_row(states[i], ranges[i - begin]);
+      if (dense == nullptr) show_one(i, states[i], ranges[i - begin]);
+      if (at == nullptr) continue;
+      const ptrdiff_t shared = dense == nullptr ? 0 : (dense - masks_.dense_words().data()) / masks_.num_words();
+      at[i] = static_cast<int32_t>(dense == nullptr ? i : num_rows() + shared);
     }
   }
 }

@@ -47,6 +47,7 @@ class MaskSet {
   const uint32_t* copied_row(uint32_t state, EntryRange range) const;
   void set_bits(EntryRange range, uint32_t* row) const;
   void clear_bits(uint32_t state, uint32_t* row) const;
+  void prefetch_row(uint32_t state) const;
 
   MaskView masks_;
   uint32_t num_words_;
@@ -70,14 +71,24 @@ class MaskRows {
   size_t num_shared() const { return masks_.dense_nodes().size(); }
 
  private:
+  static constexpr uint32_t kKeptWords = 6;
+  struct Shown {
+    uint32_t state;              // ended() for an empty row
+    uint32_t count;              // of the words below; more than kKeptWords: they are not kept
+    uint32_t words[kKeptWords];  // that are not zero
+  };
+
   void show(const uint32_t* states, size_t count, int32_t* at);
+  void show_one(size_t i, uint32_t state, EntryRange range);
+  void clear(size_t i);
+  void set(size_t i, uint32_t state, EntryRange range);
   void prefetch_words(EntryRange range, const uint32_t* row) const;
 
   uint32_t* row_at(size_t i) { return words_.data() + i * masks_.num_words(); }
 
   const MaskSet& masks_;
   HugeWords words_;
-  std::vector<uint32_t> shown_;  // ended() for an empty row
+  std::vector<Shown> shown_;
 };
 
 }  // namespace flashtrie

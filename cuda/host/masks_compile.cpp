@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
+#include <memory>
 
 #include "automaton_walk.hpp"
 #include "flashtrie/masks.cuh"
@@ -31,23 +31,23 @@ size_t common_prefix(std::string_view a, std::string_view b) {
 // as many levels up as the token has bytes. The ancestor is still open: it is on the path.
 class Compiler {
  public:
-  Compiler(const AutomatonView& automaton, int hop_bits, CompiledMasks& made)
-      : outputs_(automaton.outputs), made_(made), hop_bits_(hop_bits), far_hop_(far_hop(hop_bits)) {}
+  // `nodes`: the output list of each node but the root, which makes place for its row; `labels`: the byte into each.
+  Compiler(const AutomatonView& automaton, int hop_bits, uint32_t num_nodes, uint32_t* nodes, const uint8_t* labels,
+           CompiledMasks& made)
+      : outputs_(automaton.outputs), nodes_(nodes), labels_(labels), made_(made), hop_bits_(hop_bits),
+        far_hop_(far_hop(hop_bits)), node_(num_nodes), num_nodes_(num_nodes), limit_(num_nodes * uint64_t(6) + 4096) {}
 
-  // `shared` is what each member has in common with the one before it; rows hold each node's output list.
-  CompileStatus run(const std::vector<std::string_view>& members, const std::vector<uint32_t>& shared,
-                    uint32_t num_nodes, size_t deepest) {
-    num_nodes_ = node_ = num_nodes;
+  // `shared` is what each member has in common with the one before it.
+  CompileStatus run(const std::vector<std::string_view>& members, const std::vector<uint32_t>& shared, size_t deepest) {
     path_.resize(deepest + 1);
-    limit_ = num_nodes * uint64_t(6) + 4096;
     size_t shared_with_next = 0;
     for (size_t i = members.size(); i-- > 0;) {
-      path_[members[i].size()].terminal_bit = kTerminalBit;
-      close_down_to(shared[i], shared_with_next, members[i].size());
+      path_[members[i].size()].terminal = true;
+      close_down_to(shared[i], shared_with_next, members[i].size(), i == 0);
       shared_with_next = shared[i];
     }
-    made_.rows[0] = kNoOutput;
-    close<true>(0);
+    nodes_[0] = kNoOutput;
+    close<true>(0, row_bits(path_[0]), false);
     if (made_.entries.size() > kMaxMaskEntries) return CompileStatus::too_many_entries;
     finish();
     return CompileStatus::ok;
@@ -56,50 +56,71 @@ class Compiler {
  private:
   static constexpr uint32_t kInline = 6;
   static constexpr uint32_t kSorted = 4;  // rows up to this length are sorted and written without a branch
-  static constexpr size_t kInsertionCount = 40;
+  static constexpr uint32_t kFew = 2;     // and up to this, nine of ten, in fewer steps
+  static constexpr size_t kRankedCount = 128;  // up to here comparing each with each is quickest: no branch to guess
   static constexpr uint32_t kPrefetchDistance = 12;
 
   // A node on the path from the root, which still collects its entries (token << 32 + hop_bits | target).
   struct Level {
     uint64_t few[kInline] = {};  // the first kSorted are 0 where unused, which no entry is: no target is the root
     uint32_t count = 0;
-    uint32_t terminal_bit = 0;
+    uint16_t num_children = 0;  // closed ones
+    bool terminal = false;
     std::vector<uint64_t>* more = nullptr;  // all of them, once there are more than kInline; see spill()
   };
 
-  // Below what the member shares with the one after it there is one path, whose hops are short.
-  void close_down_to(size_t depth, size_t shared_with_next, size_t size) {
+  // Below what the member shares with the one after it there is one path: hops are short, and inner nodes single.
+  void close_down_to(size_t depth, size_t shared_with_next, size_t size, bool is_first) {
     size_t at = size;
-    if (size < far_hop_)
-      for (const size_t end = std::max(depth, shared_with_next); at > end; --at) close<false>(at);
-    for (; at > depth; --at) close<true>(at);
+    const size_t fork = std::max(depth, shared_with_next);
+    if (size < far_hop_ && size > fork + 1) {
+      for (uint32_t bits = kTerminalBit; at > fork + 1; --at, bits = kSingleBit) close<false>(at, bits, true);
+      path_[at].num_children = 1;
+    }
+    for (; at > depth; --at) {
+      // The parent has no other child before this one, nor a member, if the member before leaves the path above it.
+      const bool begins_path = at > depth + 1 || is_first;
+      Level& parent = path_[at - 1];
+      close<true>(at, row_bits(path_[at]), begins_path && parent.num_children == 0);
+      ++parent.num_children;
+    }
   }
 
-  // Takes the node's output list out of rows, where the walk left it, and puts its row there.
+  static uint32_t row_bits(const Level& level) {
+    return level.terminal ? kTerminalBit : level.num_children == 1 ? kSingleBit : 0;
+  }
+
+  // Takes the node's output list out of nodes_, where the walk left it, and puts its row there. The tokens of one byte
+  // come last in the list, and are no entries of a parent that is single.
   template <bool kMayBeFar>
-  void close(size_t depth) {
+  void close(size_t depth, uint32_t bits, bool is_parent_single) {
     Level& level = path_[depth];
     const uint32_t node = --node_;
-    const uint32_t first_output = made_.rows[node];
+    const uint32_t first_output = nodes_[node];
     prefetch_outputs(node);
-    if (level.count <= kSorted)
+    if (level.count <= kFew)
+      flush_two<kMayBeFar>(node, level);
+    else if (level.count <= kSorted)
       flush_few<kMayBeFar>(node, level);
     else
       flush_many(node, level);
-    made_.rows[node] = static_cast<uint32_t>(made_.entries.size()) | level.terminal_bit;
+    nodes_[node] = static_cast<uint32_t>(made_.entries.size()) | bits;
     level.count = 0;
-    level.terminal_bit = 0;
+    level.num_children = 0;
+    level.terminal = false;
     if (first_output == kNoOutput) return;
+    const uint32_t shortest = is_parent_single ? 2 : 1;
     for (const Output* output = outputs_ + first_output;; ++output) {
-      const uint32_t length = output->length;
-      add(path_[depth - (length & ~kLastOutput)], static_cast<uint64_t>(output->token) << (32 + hop_bits_) | node);
-      if (length & kLastOutput) return;
+      const uint32_t length = output->length & ~kLastOutput;
+      if (length < shortest) return;
+      add(path_[depth - length], static_cast<uint64_t>(output->token) << (32 + hop_bits_) | node);
+      if (output->length & kLastOutput) return;
     }
   }
 
   void prefetch_outputs(uint32_t node) const {
     if (node < kPrefetchDistance) return;
-    const uint32_t ahead = made_.rows[node - kPrefetchDistance];
+    const uint32_t ahead = nodes_[node - kPrefetchDistance];
     if (ahead != kNoOutput) __builtin_prefetch(outputs_ + ahead);
   }
 
@@ -131,6 +152,17 @@ class Compiler {
   // Almost every node comes here. What is written before the first entry is rubbish that the next
   // node's entries cover.
   template <bool kMayBeFar>
+  void flush_two(uint32_t node, Level& level) {
+    uint64_t descending[kFew] = {level.few[0], level.few[1]};
+    order(descending[0], descending[1]);
+    uint32_t* const end = made_.entries.grow_front(level.count, kSorted, limit_) + level.count;
+    end[-1] = packed<kMayBeFar>(node, descending[0]);
+    end[-2] = packed<kMayBeFar>(node, descending[1]);
+    if (kMayBeFar) collect_far(node, descending, level.count);
+    level.few[0] = level.few[1] = 0;
+  }
+
+  template <bool kMayBeFar>
   void flush_few(uint32_t node, Level& level) {
     uint64_t a = level.few[0], b = level.few[1], c = level.few[2], d = level.few[3];
     order(a, b);
@@ -153,8 +185,8 @@ class Compiler {
   void flush_many(uint32_t node, Level& level) {
     const size_t count = level.count;
     uint64_t* const entries = level.more != nullptr ? level.more->data() : level.few;
-    if (count <= kInsertionCount)
-      insertion_sort(entries, count);
+    if (count <= kRankedCount)
+      sort_by_rank(entries, count);
     else
       sort_long(entries, count);
     uint32_t* const end = made_.entries.grow_front(count, kSorted, limit_) + count;
@@ -167,13 +199,18 @@ class Compiler {
     for (uint64_t& entry : level.few) entry = 0;
   }
 
-  // Descending, and longer tokens came first, which mostly have the higher ids.
-  static void insertion_sort(uint64_t* entries, size_t count) {
-    for (size_t i = 1; i < count; ++i) {
-      const uint64_t moving = entries[i];
-      size_t at = i;
-      for (; at > 0 && entries[at - 1] < moving; --at) entries[at] = entries[at - 1];
-      entries[at] = moving;
+  // Descending.
+  void sort_by_rank(uint64_t* entries, size_t count) const {
+    int32_t tokens[kRankedCount];
+    uint64_t given[kRankedCount];
+    for (size_t i = 0; i < count; ++i) {
+      given[i] = entries[i];
+      tokens[i] = static_cast<int32_t>(entries[i] >> (32 + hop_bits_));
+    }
+    for (size_t i = 0; i < count; ++i) {
+      int32_t num_larger = 0;
+      for (size_t j = 0; j < count; ++j) num_larger += tokens[j] > tokens[i];
+      entries[num_larger] = given[i];
     }
   }
 
@@ -205,11 +242,15 @@ class Compiler {
 
   void finish() {
     const uint32_t num_entries = static_cast<uint32_t>(made_.entries.size());
+    const size_t num_halves = (num_nodes_ + size_t(2)) * kRowHalves;
+    uint16_t* const rows = made_.rows.grow_front(num_halves, 0, num_halves);
     for (uint32_t node = 0; node < num_nodes_; ++node) {
-      const uint32_t row = made_.rows[node];
-      made_.rows[node] = (num_entries - (row & ~kTerminalBit)) | (row & kTerminalBit);
+      const uint32_t from_end = nodes_[node] & kEntryBits, bits = nodes_[node] & ~kEntryBits;
+      const uint32_t next = node + 1 < num_nodes_ ? nodes_[node + 1] & kEntryBits : 0;
+      put_row(rows, node, (num_entries - from_end) | bits, from_end - next,
+              bits & kSingleBit ? labels_[node + 1] : uint8_t(0));
     }
-    made_.rows[num_nodes_] = made_.rows[num_nodes_ + 1] = num_entries;
+    for (uint32_t end = 0; end < 2; ++end) put_row(rows, num_nodes_ + end, num_entries, 0, 0);
     for (size_t i = far_.size(); i-- > 0;) {
       made_.far_entries.push_back(num_entries - static_cast<uint32_t>(far_[i].from_end));
       made_.far_targets.push_back(far_[i].target);
@@ -225,6 +266,8 @@ class Compiler {
   };
 
   const Output* const outputs_;
+  uint32_t* const nodes_;
+  const uint8_t* const labels_;
   CompiledMasks& made_;
   const int hop_bits_;
   const uint32_t far_hop_;
@@ -232,32 +275,10 @@ class Compiler {
   std::vector<std::unique_ptr<std::vector<uint64_t>>> spare_;
   std::vector<Far> far_;
   std::vector<Sortable> scratch_;
-  uint32_t node_ = 0;
-  uint32_t num_nodes_ = 0;
-  uint64_t limit_ = 0;
+  uint32_t node_;
+  const uint32_t num_nodes_;
+  const uint64_t limit_;
 };
-
-// A node has one child unless a member ends there or the next member leaves the path there.
-void mark_single(const std::vector<std::string_view>& members, const std::vector<uint32_t>& shared, CompiledMasks& made) {
-  // What is left of the current member's path: runs of nodes that one member added, by depth.
-  struct Run {
-    uint32_t depth, node;
-  };
-  std::vector<Run> path{{0, 0}};
-  const size_t num_nodes = made.labels.size();
-  std::fill(made.single.begin(), made.single.end(), ~uint64_t(0));
-  if (num_nodes % 64 != 0) made.single.back() = (uint64_t(1) << (num_nodes % 64)) - 1;
-  const auto clear = [&made](uint32_t node) { made.single[node >> 6] &= ~(uint64_t(1) << (node & 63)); };
-  if (members.empty()) clear(0);
-  uint32_t last = 0;  // node
-  for (size_t i = 0; i < members.size(); ++i) {
-    while (path.back().depth > shared[i]) path.pop_back();
-    if (i > 0) clear(path.back().node + (shared[i] - path.back().depth));
-    path.push_back({shared[i] + 1, last + 1});
-    last += static_cast<uint32_t>(members[i].size() - shared[i]);
-    clear(last);
-  }
-}
 
 void append_json_escaped(std::string_view text, std::vector<char>& out) {
   static const char* const kHex = "0123456789abcdef";
@@ -308,13 +329,11 @@ CompileStatus compile_masks(const AutomatonView& automaton, uint32_t vocab_size,
     deepest = std::max(deepest, members[i].size());
   }
   if (num_nodes > kMaxMaskNodes) return CompileStatus::too_many_nodes;
-  made.rows.resize(num_nodes + 2);
-  made.labels.resize(num_nodes);
-  made.single.assign((num_nodes + 63) / 64, 0);
-  walk_automaton(automaton, members, shared, deepest, made.rows.data(), made.labels.data());
-  mark_single(members, shared, made);
-  return Compiler(automaton, hop_bits_for(vocab_size), made)
-      .run(members, shared, static_cast<uint32_t>(num_nodes), deepest);
+  const std::unique_ptr<uint32_t[]> nodes(new uint32_t[num_nodes]);  // not initialised, as large arrays should not be
+  const std::unique_ptr<uint8_t[]> labels(new uint8_t[num_nodes]);
+  walk_automaton(automaton, members, shared, deepest, nodes.get(), labels.get());
+  return Compiler(automaton, hop_bits_for(vocab_size), static_cast<uint32_t>(num_nodes), nodes.get(), labels.get(), made)
+      .run(members, shared, deepest);
 }
 
 }  // namespace flashtrie

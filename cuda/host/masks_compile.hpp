@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "flashtrie/masks.cuh"
 #include "vocabulary_automaton.hpp"
 
 namespace flashtrie {
@@ -43,9 +44,7 @@ class BackwardArray {
 
 // The arrays of a MaskView and what the byte trie itself needs besides.
 struct CompiledMasks {
-  std::vector<uint32_t> rows;    // num_nodes + 2
-  std::vector<uint8_t> labels;   // num_nodes: the byte on the edge into each node; the root's is 0
-  std::vector<uint64_t> single;  // bit a node: it has one child and is not terminal, so the next byte is forced
+  BackwardArray<uint16_t> rows;  // num_nodes + 2 rows
   BackwardArray<uint32_t> entries;
   std::vector<uint32_t> far_entries;
   std::vector<uint32_t> far_targets;
@@ -55,7 +54,7 @@ struct CompiledMasks {
 enum class CompileStatus { ok, too_many_nodes, too_many_entries };
 
 constexpr uint64_t kMaxMaskNodes = (uint64_t(1) << 31) - 2;
-constexpr uint64_t kMaxMaskEntries = (uint64_t(1) << 31) - 1;
+constexpr uint64_t kMaxMaskEntries = kEntryBits;
 
 // Bits that an entry has left beside a token id below vocab_size.
 int hop_bits_for(uint32_t vocab_size);

@@ -6,6 +6,7 @@
 #include "bitmask.hpp"
 #include "host/masks.hpp"
 #include "host/masks_compile.hpp"
+#include "host/masks_plain.hpp"
 #include "host/vocabulary_automaton.hpp"
 
 namespace flashtrie {
@@ -39,53 +40,60 @@ AutomatonView automaton_view(const Array<uint32_t>& slots, const Array<uint32_t>
           slots.size() / kSlotWords, outputs.size() / kOutputWords};
 }
 
-// The bytes of the members; the views live as long as this and the tuple they came from.
+// The members' bytes, one after the other: whoever compiles them reads them several times, in any order, and Python's
+// strings lie all over the memory.
 struct Members {
   std::vector<std::string_view> views;
-  std::vector<char> spelled;
+  std::vector<char> bytes;
 };
 
-std::string_view bytes_of(nb::handle member, size_t at) {
+std::string_view bytes_of(PyObject* member, size_t at) {
   Py_ssize_t size = 0;
-  if (PyUnicode_Check(member.ptr())) {
-    const char* text = PyUnicode_AsUTF8AndSize(member.ptr(), &size);
+  if (PyUnicode_Check(member)) {
+    const char* text = PyUnicode_AsUTF8AndSize(member, &size);
     if (text != nullptr) return {text, static_cast<size_t>(size)};
     PyErr_Clear();
     throw nb::value_error(("member " + std::to_string(at) + " has no UTF-8 form (a lone surrogate)").c_str());
   }
-  if (PyBytes_Check(member.ptr())) return {PyBytes_AS_STRING(member.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(member.ptr()))};
+  if (PyBytes_Check(member)) return {PyBytes_AS_STRING(member), static_cast<size_t>(PyBytes_GET_SIZE(member))};
   throw nb::type_error(("member " + std::to_string(at) + " is neither str nor bytes").c_str());
 }
 
-Members members_of(const nb::tuple& strings, const Spelling& spelling) {
+Members members_of(nb::handle strings, const Spelling& spelling) {
+  constexpr size_t kPrefetchDistance = 8, kCacheLine = 64;
+  const nb::object sequence = nb::steal(PySequence_Fast(strings.ptr(), "members are no sequence"));
+  if (!sequence.is_valid()) throw nb::python_error();
+  const size_t count = static_cast<size_t>(PySequence_Fast_GET_SIZE(sequence.ptr()));
+  PyObject** const items = PySequence_Fast_ITEMS(sequence.ptr());
   Members members;
-  members.views.reserve(strings.size());
-  const bool copied = spelling.json_quoted || spelling.prefix_space;
   std::vector<size_t> begins;
-  for (size_t i = 0; i < strings.size(); ++i) {
-    const std::string_view bytes = bytes_of(nb::handle(PyTuple_GET_ITEM(strings.ptr(), static_cast<Py_ssize_t>(i))), i);
-    if (copied) {
-      begins.push_back(members.spelled.size());
-      append_spelled(bytes, spelling, members.spelled);
-    } else {
-      members.views.push_back(bytes);
+  begins.reserve(count + 1);
+  for (size_t i = 0; i < count; ++i) {
+    if (i + kPrefetchDistance < count) {
+      const char* const ahead = reinterpret_cast<const char*>(items[i + kPrefetchDistance]);
+      __builtin_prefetch(ahead);
+      __builtin_prefetch(ahead + kCacheLine);
     }
+    begins.push_back(members.bytes.size());
+    append_spelled(bytes_of(items[i], i), spelling, members.bytes);
   }
-  begins.push_back(members.spelled.size());
-  for (size_t i = 0; i + 1 < begins.size(); ++i)
-    members.views.emplace_back(members.spelled.data() + begins[i], begins[i + 1] - begins[i]);
+  begins.push_back(members.bytes.size());
+  members.views.reserve(count);
+  for (size_t i = 0; i < count; ++i)
+    members.views.emplace_back(members.bytes.data() + begins[i], begins[i + 1] - begins[i]);
   return members;
 }
 
-NumpyArray<uint32_t> backward_to_numpy(BackwardArray<uint32_t>& array) {
+template <typename T>
+NumpyArray<T> backward_to_numpy(BackwardArray<T>& array) {
   const size_t size = array.size();
-  uint32_t* const begin = array.begin();
-  uint32_t* const block = array.release().release();
-  nb::capsule owner(block, [](void* p) noexcept { delete[] static_cast<uint32_t*>(p); });
-  return NumpyArray<uint32_t>(begin, {size}, owner);
+  T* const begin = array.begin();
+  T* const block = array.release().release();
+  nb::capsule owner(block, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return NumpyArray<T>(begin, {size}, owner);
 }
 
-nb::tuple compile_arrays(Array<uint32_t> slots, Array<uint32_t> outputs, uint32_t vocab_size, nb::tuple strings,
+nb::tuple compile_arrays(Array<uint32_t> slots, Array<uint32_t> outputs, uint32_t vocab_size, nb::object strings,
                          bool json_quoted, bool prefix_space) {
   if (vocab_size == 0 || vocab_size > kMaxVocabSize) throw std::invalid_argument("vocabulary sizes run from 1 to 2^24");
   const AutomatonView automaton = automaton_view(slots, outputs);
@@ -97,39 +105,47 @@ nb::tuple compile_arrays(Array<uint32_t> slots, Array<uint32_t> outputs, uint32_
     status = compile_masks(automaton, vocab_size, members.views, made);
   }
   if (status == CompileStatus::too_many_nodes) throw std::overflow_error("more than 2^31 - 2 nodes");
-  if (status == CompileStatus::too_many_entries) throw std::overflow_error("more than 2^31 - 1 allowed tokens in all");
-  return nb::make_tuple(to_numpy(std::move(made.rows)), backward_to_numpy(made.entries),
-                        to_numpy(std::move(made.far_entries)), to_numpy(std::move(made.far_targets)),
-                        to_numpy(std::move(made.labels)), to_numpy(std::move(made.single)), made.num_members);
+  if (status == CompileStatus::too_many_entries) throw std::overflow_error("more than 2^30 - 1 allowed tokens in all");
+  return nb::make_tuple(backward_to_numpy(made.rows), backward_to_numpy(made.entries),
+                        to_numpy(std::move(made.far_entries)), to_numpy(std::move(made.far_targets)), made.num_members);
 }
 
 // Opened masks as Python holds them: the arrays stay alive with it.
 struct PyMasks {
-  Array<uint32_t> rows, entries, far_entries, far_targets, eos;
-  Array<uint8_t> labels;
-  Array<uint64_t> single;
+  Array<uint16_t> rows;
+  Array<uint32_t> entries, far_entries, far_targets, byte_begins, byte_tokens, eos;
   std::optional<MaskSet> set;
 
-  PyMasks(Array<uint32_t> rows_, Array<uint32_t> entries_, Array<uint32_t> far_entries_, Array<uint32_t> far_targets_,
-          Array<uint8_t> labels_, Array<uint64_t> single_, Array<uint32_t> eos_, uint32_t vocab_size, bool check)
-      : rows(rows_), entries(entries_), far_entries(far_entries_), far_targets(far_targets_), eos(eos_),
-        labels(labels_), single(single_) {
-    const uint64_t num_nodes = labels.size();
-    if (rows.size() != num_nodes + 2 || single.size() != (num_nodes + 63) / 64 || num_nodes > kMaxMaskNodes ||
-        far_entries.size() != far_targets.size() || vocab_size > kMaxVocabSize)
+  PyMasks(Array<uint16_t> rows_, Array<uint32_t> entries_, Array<uint32_t> far_entries_, Array<uint32_t> far_targets_,
+          Array<uint32_t> byte_begins_, Array<uint32_t> byte_tokens_, Array<uint32_t> eos_, uint32_t vocab_size, bool check)
+      : rows(rows_), entries(entries_), far_entries(far_entries_), far_targets(far_targets_),
+        byte_begins(byte_begins_), byte_tokens(byte_tokens_), eos(eos_) {
+    const uint64_t num_rows = rows.size() / kRowHalves, num_nodes = num_rows - 2;
+    if (rows.size() % kRowHalves != 0 || num_rows < 3 || num_nodes > kMaxMaskNodes || far_entries.size() != far_targets.size() ||
+        vocab_size > kMaxVocabSize || byte_begins.size() != 257 || byte_begins.data()[256] != byte_tokens.size())
       throw std::invalid_argument("arrays of different sizes");
     const MaskView view{rows.data(), entries.data(), far_entries.data(), far_targets.data(), eos.data(),
+                        {byte_begins.data(), byte_tokens.data()},
                         static_cast<uint32_t>(num_nodes), static_cast<uint32_t>(far_entries.size()),
                         static_cast<uint32_t>(eos.size()), vocab_size, hop_bits_for(vocab_size)};
     if (check)
-      if (const char* flaw = find_mask_flaw(view, rows.size(), entries.size())) throw std::invalid_argument(flaw);
+      if (const char* flaw = find_mask_flaw(view, num_rows, entries.size())) throw std::invalid_argument(flaw);
     set.emplace(view);
   }
-
-  bool is_single(uint32_t node) const {
-    return node + 1 < labels.size() && test_bit(single.data(), node);
-  }
 };
+
+// The same lists with an entry for every token, for kernels: (rows, entries, far_entries, far_targets).
+nb::tuple plain_arrays(const PyMasks& masks) {
+  PlainMasks made;
+  bool fits;
+  {
+    nb::gil_scoped_release release;
+    fits = make_plain(masks.set->view(), made);
+  }
+  if (!fits) throw std::overflow_error("more than 2^30 - 1 allowed tokens in all");
+  return nb::make_tuple(to_numpy(std::move(made.rows)), to_numpy(std::move(made.entries)),
+                        to_numpy(std::move(made.far_entries)), to_numpy(std::move(made.far_targets)));
+}
 
 void check_states(const MaskSet& set, const uint32_t* states, size_t count) {
   for (size_t i = 0; i < count; ++i)
@@ -166,12 +182,18 @@ struct Matcher {
 nb::tuple forced_from(const PyMasks& masks, uint32_t state) {
   std::vector<char> bytes;
   uint32_t end = state;
-  while (end < masks.set->ended() && masks.is_single(end)) bytes.push_back(static_cast<char>(masks.labels.data()[++end]));
-  nb::list tokens;
   const MaskView& view = masks.set->view();
+  for (EntryRange range = entry_range(view, end); range.single; range = entry_range(view, ++end))
+    bytes.push_back(static_cast<char>(range.byte));
+  nb::list tokens;
   for (uint32_t at = state; at < end;) {
     const EntryRange range = entry_range(view, at);
+    const ByteRange byte = byte_range(view, range);
     uint32_t furthest = at, best = 0;
+    if (byte.count() > 0) {
+      furthest = at + 1;
+      best = view.bytes.tokens[byte.first];
+    }
     for (uint32_t entry = range.first; entry < range.last; ++entry) {
       const uint32_t target = entry_target(view, at, entry);
       if (target > furthest && target <= end) {
@@ -311,10 +333,9 @@ void bind_masks(nb::module_& m) {
   m.def("compile_masks", &compile_arrays, nb::arg("slots"), nb::arg("outputs"), nb::arg("vocab_size"),
         nb::arg("members"), nb::arg("json_quoted"), nb::arg("prefix_space"));
   nb::class_<PyMasks>(m, "MaskSet")
-      .def(nb::init<Array<uint32_t>, Array<uint32_t>, Array<uint32_t>, Array<uint32_t>, Array<uint8_t>, Array<uint64_t>,
+      .def(nb::init<Array<uint16_t>, Array<uint32_t>, Array<uint32_t>, Array<uint32_t>, Array<uint32_t>, Array<uint32_t>,
                     Array<uint32_t>, uint32_t, bool>(),
-           nb::arg("rows"), nb::arg("entries"), nb::arg("far_entries"), nb::arg("far_targets"), nb::arg("labels"),
-           nb::arg("single"), nb::arg("eos"), nb::arg("vocab_size"), nb::arg("check"))
+           nb::arg("rows"), nb::arg("entries"), nb::arg("far_entries"), nb::arg("far_targets"), nb::arg("byte_begins"), nb::arg("byte_tokens"), nb::arg("eos"), nb::arg("vocab_size"), nb::arg("check"))
       .def_prop_ro("num_words", [](const PyMasks& self) { return self.set->num_words(); })
       .def_prop_ro("hop_bits", [](const PyMasks& self) { return self.set->view().hop_bits; })
       .def_prop_ro(
@@ -324,6 +345,8 @@ void bind_masks(nb::module_& m) {
           "dense_words", [](const PyMasks& self) { return to_numpy(std::vector<uint32_t>(self.set->dense_words())); },
           nb::rv_policy::automatic)
       .def_prop_ro("dense_bytes", [](const PyMasks& self) { return self.set->dense_words().size() * sizeof(uint32_t); })
+      .def_prop_ro("num_allowed", [](const PyMasks& self) { return count_allowed_pairs(self.set->view()); })
+      .def("plain", &plain_arrays)
       .def("matcher", [](const PyMasks& self) { return Matcher{&self, 0, {}}; }, nb::keep_alive<0, 1>())
       .def("mask_rows", [](const PyMasks& self, size_t count) { return PyMaskRows{&self, MaskRows(*self.set, count)}; },
            nb::arg("num_rows"), nb::keep_alive<0, 1>())

@@ -90,7 +90,7 @@ class MaskBench:
             "memory": system.memory(compiled),
         }
         if isinstance(compiled, TokenMasks):
-            row["batch_us"] = batch_times(compiled, random.Random(self.seed))
+            row["batch_us"] = batch_times(compiled, self.seed)
         return row
 
     def _compile(self, system: Any, members: list[str]) -> tuple[Any, list[float], list[float]]:
@@ -142,41 +142,60 @@ def follow(
     return fills, advances
 
 
-def batch_times(masks: TokenMasks, rng: random.Random) -> dict[str, Any]:
+def batch_times(masks: TokenMasks, seed: int) -> dict[str, Any]:
     """One call fills the rows of a batch of generations, one advances their states.
 
     ``in_step``: all begin together and none again, so that the first fill writes a long row for each;
     ``staggered``: one that ends begins anew at once, so that some rows of every fill are the root's long one;
-    ``shared``: the same where states with long lists share a row.
+    ``shared``: the same where states with long lists share a row. Each walks alone, since rows of another that lie
+    between its own in the caches would count.
     """
-    rows, sharing = masks.rows(BATCH_SIZE), masks.rows(BATCH_SIZE)
-    fills: dict[str, list[int]] = {"first": [], "in_step": [], "staggered": [], "shared": []}
+    rows = masks.rows(BATCH_SIZE)
+    first: list[int] = []
+    in_step: list[int] = []
     advances: list[int] = []
-    clock = time.perf_counter_ns
     states = np.zeros(BATCH_SIZE, np.uint32)
-    for step in range(BATCH_STEPS):
-        is_staggered = step >= BATCH_STEPS // 2
-        is_first = not is_staggered and bool((states == 0).all())
-        begin = clock()
-        rows.fill(states)
-        fills["staggered" if is_staggered else "first" if is_first else "in_step"].append(clock() - begin)
-        begin = clock()
-        sharing.share(states)
-        if is_staggered:
-            fills["shared"].append(clock() - begin)
-        tokens = _random_tokens(masks, states, rng)
-        begin = clock()
-        states, _ = masks.advance(states, tokens)
-        advances.append(clock() - begin)
-        if is_staggered:
-            states[states == masks.ended] = 0
-        elif (states == masks.ended).all():
+    rng = random.Random(seed)
+    for _ in range(BATCH_STEPS // 2):
+        (in_step if states.any() else first).append(_timed(rows.fill, states))
+        states = _stepped(masks, states, rng, advances)
+        if (states == masks.ended).all():
             states[:] = 0
+    fills = {"first": first, "in_step": in_step}
+    fills["staggered"] = _staggered(masks, rows.fill, random.Random(seed), advances)
+    fills["shared"] = _staggered(masks, masks.rows(BATCH_SIZE).share, random.Random(seed), advances)
     return {
         "num_states": BATCH_SIZE,
         **{f"{name}_fill_us": summary_us(samples) for name, samples in fills.items()},
         "advance_us": summary_us(advances),
     }
+
+
+def _staggered(
+    masks: TokenMasks, show: Callable[[Any], Any], rng: random.Random, advances: list[int]
+) -> list[int]:
+    """Nanoseconds of each ``show(states)``, those of the second half of the steps, when lengths have spread."""
+    shown: list[int] = []
+    states = np.zeros(BATCH_SIZE, np.uint32)
+    for _ in range(BATCH_STEPS):
+        shown.append(_timed(show, states))
+        states = _stepped(masks, states, rng, advances)
+        states[states == masks.ended] = 0
+    return shown[BATCH_STEPS // 2 :]
+
+
+def _stepped(masks: TokenMasks, states: Any, rng: random.Random, advances: list[int]) -> Any:
+    tokens = _random_tokens(masks, states, rng)
+    begin = time.perf_counter_ns()
+    states, _ = masks.advance(states, tokens)
+    advances.append(time.perf_counter_ns() - begin)
+    return states
+
+
+def _timed(call: Callable[[Any], Any], states: Any) -> int:
+    begin = time.perf_counter_ns()
+    call(states)
+    return time.perf_counter_ns() - begin
 
 
 def _random_tokens(masks: TokenMasks, states: Any, rng: random.Random) -> Any:

@@ -290,7 +290,7 @@ def _show_masks(report: MaskBuildReport, *, json: bool, quiet: bool) -> None:
         ("strings read", f"{counts['num_members_read']:,}"),
         ("empty lines skipped", f"{counts['num_empty_lines_skipped']:,}"),
         ("members", f"{counts['num_members']:,}"),
-        ("nodes", f"{counts['num_nodes']:,}, {counts['num_entries']:,} allowed tokens"),
+        ("nodes", f"{counts['num_nodes']:,}, {counts['num_allowed']:,} allowed tokens"),
         ("vocabulary", f"{counts['vocab_size']:,} ids ({counts['vocabulary_form']}), ends {counts['eos']}"),
         (
             "index",

@@ -57,7 +57,7 @@ def _show_masks(d: dict[str, Any]) -> None:
         ("members", f"{d['num_members']:,}"),
         ("nodes", f"{d['num_nodes']:,}, {d['num_terminals']:,} of them ends of members"),
         ("vocabulary", f"{d['vocab_size']:,} ids, ends {d['eos']}"),
-        ("allowed tokens", f"{d['num_entries']:,}; {allowed['mean']:.2f} a node, {allowed['max']:,} at most"),
+        ("allowed tokens", f"{d['num_allowed']:,}; {allowed['mean']:.2f} a node, {allowed['max']:,} at most"),
         ("distinct masks", f"{d['num_distinct_masks']:,}"),
         ("file", size_text(d["file_size"])),
         ("resident", size_text(d["memory"]["resident"])),

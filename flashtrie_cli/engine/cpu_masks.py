@@ -20,6 +20,9 @@ from flashtrie_cli.trie.token_bytes import MAX_VOCAB_SIZE, TokenBytes
 
 AUTOMATON_VERSION = 1
 """Goes up whenever the arrays of the automaton change their meaning."""
+ROW_HALVES = 3
+"""16-bit words of a node's row."""
+_TERMINAL_BIT, _ENTRY_BITS = np.uint32(1 << 31), np.uint32((1 << 30) - 1)
 _SLOTS, _OUTPUTS = "mask_automaton_slots", "mask_automaton_outs"
 
 
@@ -27,20 +30,43 @@ _SLOTS, _OUTPUTS = "mask_automaton_slots", "mask_automaton_outs"
 class MaskArrays:
     """The byte trie with its masks, as it is stored (cuda/flashtrie/masks.cuh says what each array means).
 
-    ``rows`` uint32 [num_nodes + 2]; ``entries`` uint32; ``far_entries`` and ``far_targets`` uint32;
-    ``labels`` uint8 [num_nodes]; ``single`` uint64, a bit a node.
+    ``rows`` uint16, three of each node and of two behind the last; the others uint32.
     """
 
-    rows: npt.NDArray[np.uint32]
+    rows: npt.NDArray[np.uint16]
     entries: npt.NDArray[np.uint32]
     far_entries: npt.NDArray[np.uint32]
     far_targets: npt.NDArray[np.uint32]
-    labels: npt.NDArray[np.uint8]
-    single: npt.NDArray[np.uint64]
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.rows) // ROW_HALVES - 2
 
     @property
     def num_bytes(self) -> int:
         return sum(array.nbytes for array in vars(self).values())
+
+
+def read_rows(rows: npt.NDArray[np.uint16]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Where the entries of each node begin, and those of the last end (int64 [num_nodes + 1]); where members end
+    (bool [num_nodes])."""
+    halves = rows.reshape(-1, ROW_HALVES)[:-1].astype(np.uint32)
+    words = halves[:, 0] | halves[:, 1] << np.uint32(16)
+    return (words & _ENTRY_BITS).astype(np.int64), (words[:-1] & _TERMINAL_BIT) != 0
+
+
+@dataclass(frozen=True)
+class ByteTokens:
+    """The ids that spell one byte: ``tokens[begins[b]:begins[b + 1]]`` of byte b, ascending. Both uint32."""
+
+    begins: npt.NDArray[np.uint32]
+    tokens: npt.NDArray[np.uint32]
+
+    @classmethod
+    def of(cls, tokens: TokenBytes, kept: npt.NDArray[np.bool_]) -> ByteTokens:
+        """``kept``: the ids that count as text (`TokenBytes.is_text`)."""
+        single, begins = tokens.of_single_bytes(kept)
+        return cls(begins, single)
 
 
 @dataclass(frozen=True)
@@ -53,6 +79,7 @@ class Automaton:
     digest: str
     slots: npt.NDArray[np.uint32]
     outputs: npt.NDArray[np.uint32]
+    byte_tokens: ByteTokens
     from_cache: bool
 
     def compile(
@@ -66,7 +93,7 @@ class Automaton:
         """The masks of a set and its number of distinct members. Raises InputError for a set that is too large."""
         try:
             *arrays, num_members = native().compile_masks(
-                self.slots, self.outputs, vocab_size, tuple(members), json_quoted, prefix_space
+                self.slots, self.outputs, vocab_size, members, json_quoted, prefix_space
             )
         except OverflowError as error:
             raise InputError(f"the set is too large for one index: {error}", hint="split it") from None
@@ -97,7 +124,16 @@ def open_automaton(
         arrays = native().build_automaton(*tokens.select(kept))
         if use_cache:
             _write_cached(path, digest, arrays)
-    return Automaton(tokens, tuple(sorted(set(eos))), added_is_text, digest, arrays[0], arrays[1], from_cache)
+    return Automaton(
+        tokens,
+        tuple(sorted(set(eos))),
+        added_is_text,
+        digest,
+        arrays[0],
+        arrays[1],
+        ByteTokens.of(tokens, kept),
+        from_cache,
+    )
 
 
 def cache_directory() -> Path:
@@ -124,7 +160,9 @@ def _write_cached(path: Path, digest: str, arrays: tuple[Any, Any]) -> None:
     """A cache that cannot be written costs the next run some time, and this one nothing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with IndexWriter(str(path), kind=layout.KIND_TOKEN_MASKS, codec="raw", force=True) as writer:
+        with IndexWriter(
+            str(path), kind=layout.KIND_TOKEN_MASKS, codec="raw", force=True, version=layout.MASKS_VERSION
+        ) as writer:
             writer.add_json(layout.META, {"automaton": digest})
             writer.add(_SLOTS, arrays[0])
             writer.add(_OUTPUTS, arrays[1])
@@ -132,9 +170,13 @@ def _write_cached(path: Path, digest: str, arrays: tuple[Any, Any]) -> None:
         pass
 
 
-def open_mask_set(arrays: MaskArrays, eos: Sequence[int], vocab_size: int, *, check: bool) -> Any:
+def open_mask_set(
+    arrays: MaskArrays, byte_tokens: ByteTokens, eos: Sequence[int], vocab_size: int, *, check: bool
+) -> Any:
     """The native object that answers. ``check`` reads every entry once; ValueError names the first flaw."""
     if not 0 < vocab_size <= MAX_VOCAB_SIZE:
         raise UsageError(f"a vocabulary has 1 to {MAX_VOCAB_SIZE} ids, not {vocab_size}")
     ids = np.array(sorted(set(eos)), np.uint32)
-    return native().MaskSet(*vars(arrays).values(), ids, vocab_size, check)
+    return native().MaskSet(
+        *vars(arrays).values(), byte_tokens.begins, byte_tokens.tokens, ids, vocab_size, check
+    )

@@ -94,11 +94,18 @@ class TrieRules(ctypes.Structure):
     _fields_ = (("trie", Trie), ("end_token", ctypes.c_int64))
 
 
+class ByteTokens(ctypes.Structure):
+    """Twin of ByteTokens."""
+
+    _fields_ = (("begins", _pointer), ("tokens", _pointer))
+
+
 class Masks(ctypes.Structure):
     """Twin of MaskView."""
 
     _fields_ = (
         *((name, _pointer) for name in ("rows", "entries", "far_entries", "far_targets", "eos")),
+        ("bytes", ByteTokens),
         *((name, ctypes.c_uint32) for name in ("num_nodes", "num_far", "num_eos", "vocab_size")),
         ("hop_bits", ctypes.c_int32),
     )

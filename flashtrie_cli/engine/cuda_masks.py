@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flashtrie_cli.engine import cuda_launch
-from flashtrie_cli.engine.cpu_masks import MaskArrays
-from flashtrie_cli.engine.cuda_draft_layout import Masks
+from flashtrie_cli.engine.cpu_masks import MaskArrays, read_rows
+from flashtrie_cli.engine.cuda_draft_layout import ByteTokens, Masks
 from flashtrie_cli.engine.cuda_tokens import (
     THREADS,
     CudaTokens,
@@ -21,6 +21,7 @@ from flashtrie_cli.engine.cuda_tokens import (
     pointer,
     upload,
 )
+from flashtrie_cli.errors import EngineUnavailable
 
 RECORD_BYTES = 32
 DENSE_LENGTH = 32
@@ -69,19 +70,19 @@ class CudaMasks(CudaTokens):
     ):
         """``mask_set``: the native object of the same masks."""
         source = MaskLists(
-            num_nodes=len(arrays.labels), num_far=len(arrays.far_entries), vocab_size=vocab_size,
+            num_nodes=arrays.num_nodes, num_far=len(arrays.far_entries), vocab_size=vocab_size,
             hop_bits=mask_set.hop_bits,
         )  # fmt: skip
         self.ordinal = device
         super().__init__("masks", source, device)
-        self._place(arrays, mask_set, eos)
+        self._place(mask_set, eos)
 
-    def _place(self, arrays: MaskArrays, mask_set: Any, eos: Sequence[int]) -> None:
-        """Everything onto the device, dense rows and records made there."""
+    def _place(self, mask_set: Any, eos: Sequence[int]) -> None:
+        """Everything onto the device, with an entry for every token; dense rows and records made there."""
         source, ids = self._source, np.array(eos, np.uint32)
         self.num_words = int(mask_set.num_words)
-        nodes = long_lists(arrays.rows, MAX_DENSE_BYTES // (4 * self.num_words))
-        parts = {name: getattr(arrays, name) for name in ("rows", "entries", "far_entries", "far_targets")}
+        parts = plain_arrays(mask_set)
+        nodes = long_lists(parts["rows"], MAX_DENSE_BYTES // (4 * self.num_words))
         parts |= {"eos": ids, "dense_nodes": nodes}
         parts["dense_words"] = np.empty(len(nodes) * self.num_words, np.uint32)
         parts["records"] = np.empty((source.num_nodes + 1) * RECORD_BYTES, np.uint8)
@@ -92,6 +93,7 @@ class CudaMasks(CudaTokens):
         source.ends = EndTokens(at["eos"], len(ids), 0)
         source.dense = dense_rows(at["dense_nodes"], at["dense_words"], nodes[:0], self.num_words)
         self._make_records(at, 0)
+        cuda_launch.wait(0)  # kernels read records before they wait for the kernel before
         self._fill(at["dense_nodes"], at["dense_words"], self.num_words, len(nodes), None)  # from the lists
         source.dense = dense_rows(at["dense_nodes"], at["dense_words"], nodes, self.num_words)
         self._make_records(at, len(nodes))
@@ -103,6 +105,7 @@ class CudaMasks(CudaTokens):
         source, ends = self._source, self._source.ends
         return Masks(
             int(self._memory["rows"]), source.entries, source.far_entries, source.far_targets, ends.tokens,
+            ByteTokens(),  # no node is single
             source.num_nodes, source.num_far, ends.count, source.vocab_size, source.hop_bits,
         )  # fmt: skip
 
@@ -116,9 +119,17 @@ class CudaMasks(CudaTokens):
         cuda_launch.PreparedLaunch(kernel, (grid, 1, 1), THREADS, 0, params)(0)
 
 
-def long_lists(rows: npt.NDArray[np.uint32], most: int) -> npt.NDArray[np.uint32]:
+def plain_arrays(mask_set: Any) -> dict[str, npt.NDArray[Any]]:
+    """The lists of a native `MaskSet` with an entry for every token: what the kernels read."""
+    try:
+        return dict(zip(("rows", "entries", "far_entries", "far_targets"), mask_set.plain(), strict=True))
+    except OverflowError as error:
+        raise EngineUnavailable(f"the masks are too large for a GPU: {error}", hint="split the set") from None
+
+
+def long_lists(rows: npt.NDArray[np.uint16], most: int) -> npt.NDArray[np.uint32]:
     """Up to ``most`` nodes with lists of more than DENSE_LENGTH tokens, the longest chosen; ascending."""
-    counts = np.diff(rows & np.uint32(0x7FFF_FFFF))
+    counts = np.diff(read_rows(rows)[0])
     nodes = np.flatnonzero(counts > DENSE_LENGTH)
     order = np.argsort(counts[nodes], kind="stable")[::-1][:most]
     return np.sort(nodes[order]).astype(np.uint32)

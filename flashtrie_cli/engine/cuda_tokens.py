@@ -28,7 +28,11 @@ _RESIDENT_WARPS = 32
 LONG_FIRST_BYTES = 96 << 20
 """Batches of more logits than this begin with the rows of long lists, so that reads do not mix with the writes."""
 LONG_BLOCKS_PER_MULTIPROCESSOR = 6
-"""Blocks that do: as many as run at once."""
+"""Blocks that do: about as many as run at once."""
+EARLY_BLOCKS_PER_MULTIPROCESSOR = 8
+"""Blocks that work out what their rows allow while the kernel before ends: as many as run at once."""
+ALL_EARLY_BYTES = 20 << 20
+"""Up to so many bytes of logits all blocks do, since it costs the few that come later less than it saves."""
 _NO_ROW = 0xFFFF_FFFF
 _LOGIT_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _MAX_TILES = (1 << 31) - 1
@@ -120,7 +124,11 @@ class CudaTokens:
         self._overlaps = arch >= _OVERLAPPING_ARCH
         kind = type(source)
         self._apply_params = params_of(
-            kind, batch=LogitBatch, states=pointer, num_long_blocks=ctypes.c_uint32
+            kind,
+            batch=LogitBatch,
+            states=pointer,
+            num_long_blocks=ctypes.c_uint32,
+            num_early_blocks=ctypes.c_uint32,
         )
         self._fill_params = params_of(
             kind, states=pointer, words=pointer, row_stride=ctypes.c_int64, words_per_row=ctypes.c_uint32,
@@ -156,10 +164,14 @@ class CudaTokens:
         held = state_array(states, num_rows)
         if num_rows == 0 or width == 0:
             return lambda stream: None
-        form, vectors, num_long_blocks = self._form(num_rows * width * _LOGIT_SIZES[found.dtype])
+        num_bytes = num_rows * width * _LOGIT_SIZES[found.dtype]
+        form, vectors, num_long_blocks = self._form(num_bytes)
         batch = _batch(found, num_rows, stride, vectors)
         batch.rows = None if chosen is None else chosen.pointer
-        params = self._apply_params(self._told(eos_when_ended), batch, held.pointer, num_long_blocks)
+        params = self._apply_params(
+            self._told(eos_when_ended), batch, held.pointer, num_long_blocks,
+            self._num_early_blocks(num_bytes),
+        )  # fmt: skip
         grid = -(-num_rows * batch.num_tiles // WARPS) + num_long_blocks
         return self._prepared(f"apply_{found.dtype}_{form}", grid, params)
 
@@ -170,6 +182,11 @@ class CudaTokens:
         if num_bytes <= LONG_FIRST_BYTES:
             return "v2", 2, 0
         return "long4", 4, LONG_BLOCKS_PER_MULTIPROCESSOR * self._num_multiprocessors
+
+    def _num_early_blocks(self, num_bytes: int) -> int:
+        if num_bytes <= ALL_EARLY_BYTES:
+            return _MAX_TILES
+        return EARLY_BLOCKS_PER_MULTIPROCESSOR * self._num_multiprocessors
 
     def fill(self, states: Any, bitmask: Any, stream: Any = None) -> None:
         """The mask of each state as int32 words: token t is bit ``t % 32`` of word ``t // 32``.

@@ -6,6 +6,8 @@ import struct
 from dataclasses import dataclass
 
 VERSION = 1
+MASKS_VERSION = 2
+"""Of token masks. Version 1 had an entry for every token; it was never released and is not read."""
 TAILS_VERSION = 2
 """Of a token trie whose unbranched ends lie in a tail store; all other files are of VERSION."""
 MAGIC = b"\x89FTRIE\r\n"
@@ -99,7 +101,9 @@ def is_known_section(kind: int, name: str, version: int = VERSION) -> bool:
 
 def is_known_version(kind: int, version: int) -> bool:
     """Whether this flashtrie reads files of this kind and version."""
-    return version == VERSION or (kind == KIND_TOKEN_TRIE and version == TAILS_VERSION)
+    if kind == KIND_TOKEN_MASKS:
+        return version == MASKS_VERSION
+    return version in (VERSION, TAILS_VERSION)
 
 
 @dataclass(frozen=True)

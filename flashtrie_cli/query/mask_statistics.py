@@ -7,25 +7,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flashtrie_cli.engine.cpu_masks import read_rows
 from flashtrie_cli.query.token_masks import TokenMasks
 
 NUM_LARGEST = 10
-_TERMINAL_BIT = np.uint32(1 << 31)
 _BOUNDS = (0, 1, 2, 4, 8, 16, 64, 256, 1024)
 
 
 def describe_masks(masks: TokenMasks) -> dict[str, Any]:
     """Counts, allowed tokens a node, distinct masks, largest nodes and memory, as plain values."""
-    rows = masks.arrays.rows
-    starts = (rows & ~_TERMINAL_BIT).astype(np.int64)
-    counts = np.diff(starts)[: masks.num_nodes]
-    is_terminal = (rows[: masks.num_nodes] & _TERMINAL_BIT) != 0
+    rows, entries, *_ = masks.set.plain()
+    starts, is_terminal = read_rows(rows)
+    counts = np.diff(starts)
     quantiles = np.quantile(counts, [0.5, 0.9, 0.99]).astype(int).tolist() if len(counts) else [0, 0, 0]
     return {
         **masks.meta,
         "num_nodes": masks.num_nodes,
         "num_terminals": int(is_terminal.sum()),
-        "num_entries": masks.num_entries,
+        "num_allowed": len(entries),
+        "num_entries": len(masks.arrays.entries),
         "num_far_entries": len(masks.arrays.far_entries),
         "allowed_per_node": {
             "mean": float(counts.mean()),
@@ -35,7 +35,7 @@ def describe_masks(masks: TokenMasks) -> dict[str, Any]:
             "max": int(counts.max()),
             "histogram": _histogram(counts),
         },
-        "num_distinct_masks": count_distinct(masks.entry_tokens(), starts, is_terminal),
+        "num_distinct_masks": count_distinct(entries >> np.uint32(masks.set.hop_bits), starts, is_terminal),
         "largest": _largest(counts),
         "num_dense_rows": len(masks.set.dense_nodes),
         "memory": {

@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flashtrie_cli.engine.cpu_masks import Automaton, MaskArrays, open_automaton, open_mask_set
+from flashtrie_cli.engine.cpu_masks import (
+    Automaton,
+    ByteTokens,
+    MaskArrays,
+    open_automaton,
+    open_mask_set,
+)
 from flashtrie_cli.errors import IndexFileError, UsageError
 from flashtrie_cli.format import layout
 from flashtrie_cli.format.reader import IndexFile
@@ -24,12 +30,10 @@ from flashtrie_cli.trie.token_bytes import MAX_VOCAB_SIZE, TokenBytes
 WORD_BITS = 32
 
 _ARRAYS = {
-    "rows": np.uint32,
+    "rows": np.uint16,
     "entries": np.uint32,
     "far_entries": np.uint32,
     "far_targets": np.uint32,
-    "labels": np.uint8,
-    "single": np.uint64,
 }
 _TOKEN_ARRAYS = {"kinds": np.uint8, "begins": np.uint64, "data": np.uint8}
 
@@ -49,14 +53,22 @@ class Forced(NamedTuple):
 class TokenMasks(TokenStates):
     """Compiled masks. Make them with `from_strings`, or open an index that ``flashtrie build --masks`` made."""
 
-    def __init__(self, arrays: MaskArrays, tokens: TokenBytes, meta: dict[str, Any], *, check: bool = False):
+    def __init__(
+        self,
+        arrays: MaskArrays,
+        tokens: TokenBytes,
+        byte_tokens: ByteTokens,
+        meta: dict[str, Any],
+        *,
+        check: bool = False,
+    ):
         self.arrays = arrays
         self.tokens = tokens
         self.meta = meta
         self.eos: tuple[int, ...] = tuple(meta["eos"])
         self.vocab_size: int = meta["vocab_size"]
-        self.set = open_mask_set(arrays, self.eos, self.vocab_size, check=check)
-        super().__init__(self.set, len(arrays.labels))
+        self.set = open_mask_set(arrays, byte_tokens, self.eos, self.vocab_size, check=check)
+        super().__init__(self.set, arrays.num_nodes)
         self._first_token_of_byte: list[int | None] | None = None
 
     # --- making and keeping ---
@@ -103,7 +115,7 @@ class TokenMasks(TokenStates):
             "added_is_text": vocabulary.added_is_text,
             "vocabulary_digest": vocabulary.digest,
         }
-        return cls(arrays, vocabulary.tokens, meta)
+        return cls(arrays, vocabulary.tokens, vocabulary.byte_tokens, meta)
 
     @classmethod
     def open(cls, path: str, *, threads: int = 1) -> TokenMasks:
@@ -129,7 +141,8 @@ class TokenMasks(TokenStates):
                 }
             )
             _check_tokens(tokens)
-            return cls(arrays, tokens, meta, check=True)
+            kept = tokens.is_text(added_is_text=meta["added_is_text"], eos=meta["eos"])
+            return cls(arrays, tokens, ByteTokens.of(tokens, kept), meta, check=True)
         except ValueError as error:
             raise IndexFileError(f"holds {error}", file=path, hint="rebuild the index") from None
 
@@ -138,7 +151,13 @@ class TokenMasks(TokenStates):
     ) -> None:
         """Write an index; it appears whole or not at all. Raises OutputError."""
         with IndexWriter(
-            path, kind=layout.KIND_TOKEN_MASKS, codec=codec, level=level, threads=threads, force=force
+            path,
+            kind=layout.KIND_TOKEN_MASKS,
+            codec=codec,
+            level=level,
+            threads=threads,
+            force=force,
+            version=layout.MASKS_VERSION,
         ) as writer:
             writer.add_json(layout.META, self.meta)
             for name, array in vars(self.arrays).items():
@@ -150,20 +169,16 @@ class TokenMasks(TokenStates):
 
     @property
     def num_nodes(self) -> int:
-        return len(self.arrays.labels)
+        return self.arrays.num_nodes
 
     @property
     def num_members(self) -> int:
         return int(self.meta["num_members"])
 
     @property
-    def num_entries(self) -> int:
+    def num_allowed(self) -> int:
         """Allowed (node, token) pairs, end-of-sequence ids aside."""
-        return len(self.arrays.entries)
-
-    def entry_tokens(self) -> npt.NDArray[np.uint32]:
-        """The token of each entry, without where it leads."""
-        return self.arrays.entries >> np.uint32(self.set.hop_bits)
+        return int(self.set.num_allowed)
 
     @property
     def resident_bytes(self) -> int:

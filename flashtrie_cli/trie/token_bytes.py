@@ -70,6 +70,17 @@ class TokenBytes:
             self.data[np.repeat(kept, lengths.astype(np.intp))],
         )
 
+    def of_single_bytes(
+        self, kept: npt.NDArray[np.bool_]
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+        """The chosen ids that spell one byte, by byte and then ascending (uint32), and where those of each byte begin
+        (uint32 [257])."""
+        tokens = np.flatnonzero(kept & (np.diff(self.begins) == 1))
+        spelled = self.data[self.begins[tokens].astype(np.intp)]
+        begins = np.zeros(257, np.uint32)
+        np.cumsum(np.bincount(spelled, minlength=256), out=begins[1:])
+        return tokens[np.argsort(spelled, kind="stable")].astype(np.uint32), begins
+
     def digest(self, kept: npt.NDArray[np.bool_] | None = None) -> str:
         """Names the vocabulary, or the part of it that spells text: BLAKE2b-128 in hex."""
         made = hashlib.blake2b(digest_size=16)

@@ -47,7 +47,7 @@ struct Fiber {
   uint32_t thread = 0, block = 0;
   const Meeting* waits_for = nullptr;
   uint32_t generation = 0;
-  bool done = false;
+  bool done = false, waited = false;
   bool runnable() const { return !done && (!waits_for || waits_for->generation != generation); }
 };
 
@@ -298,9 +298,13 @@ inline void load_quad_if(bool wanted, const Quad* at, Quad* to) {
   if (wanted) memcpy(to, at, sizeof *to);
 }
 inline void release_next_kernel() {}
-inline void await_previous_kernel() {}
-template <typename T>
-void hold(const T&) {}
+// What the kernel before has not written yet may be anything.
+inline void await_previous_kernel() { machine()->current->waited = true; }
+inline uint32_t load_changing(const uint32_t* at) {
+  Machine& m = *machine();
+  if (m.current->waited || m.random() % 2 == 0) return *at;
+  return m.random() % 2 == 0 ? m.random() : m.random() % 8;
+}
 
 template <typename T>
 T load_word(const T* at) {

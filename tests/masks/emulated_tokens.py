@@ -107,7 +107,7 @@ class Machine:
             hop_bits=masks.set.hop_bits,
         )  # fmt: skip
         made._set_up(source, self._module(), self._num_multiprocessors, self._arch)
-        made._place(masks.arrays, masks.set, masks.eos)
+        made._place(masks.set, masks.eos)
         return made
 
     def trie_steps(self, steps: Any) -> cuda_trie_steps.CudaTrieSteps:

@@ -23,19 +23,21 @@ from masks_world import (
     trap_vocabulary,
 )  # fmt: skip
 
+from flashtrie_cli.engine.cpu_masks import read_rows
 from flashtrie_cli.engine.reference_masks import ReferenceMasks
 from flashtrie_cli.errors import InputError, UsageError
 from flashtrie_cli.query.token_masks import REJECTED, TokenMasks
+from flashtrie_cli.trie.token_bytes import ADDED, BYTE_FALLBACK, NORMAL, SPECIAL, TokenBytes
 
 VOCABULARY = trap_vocabulary()
 NEVER = {PAD, BOS, IM_START, A_HOLE, EMPTY}
 
 
-def compiled(members, *, eos=(EOS,), **options) -> TokenMasks:
+def compiled(members, *, eos=(EOS,), vocabulary=VOCABULARY, **options) -> TokenMasks:
     """Masks of a set, compared with the oracle on every state that byte paths reach."""
-    masks = TokenMasks.from_strings(members, VOCABULARY, eos=eos, **options)
+    masks = TokenMasks.from_strings(members, vocabulary, eos=eos, **options)
     as_bytes = [spelled(member, options) for member in members]
-    oracle = ReferenceMasks(as_bytes, VOCABULARY, eos, added_is_text=options.get("added_is_text", True))
+    oracle = ReferenceMasks(as_bytes, vocabulary, eos, added_is_text=options.get("added_is_text", True))
     assert masks.num_nodes == len(oracle.paths)
     row = masks.bitmask()
     for path in oracle.paths:
@@ -420,3 +422,75 @@ def test_tokens_that_lead_far():
         assert far.allowed(state).tolist() == want.tolist()
         states = [state] * len(want)
         assert far.advance(states, want)[0].tolist() == near.advance(states, want)[0].tolist()
+
+
+TWINS = TokenBytes.from_tokens(
+    [
+        (SPECIAL, b"</s>"),
+        (NORMAL, b"a"),
+        (NORMAL, b"ab"),
+        (BYTE_FALLBACK, b"a"),
+        (NORMAL, b"abc"),
+        (NORMAL, b"a"),
+        (BYTE_FALLBACK, b"b"),
+        (NORMAL, b"b"),
+        (NORMAL, b"c"),
+        (ADDED, b"d"),
+        (NORMAL, b"bc"),
+    ]
+)
+
+
+def test_bytes_with_one_token_or_several_are_no_entries():
+    """Of the nodes of `abcd`, all single but the last, only longer tokens are entries."""
+    masks = compiled(["abcd"], eos=(0,), vocabulary=TWINS)
+    assert [masks.allowed(state).tolist() for state in range(5)] == [
+        [1, 2, 3, 4, 5],
+        [6, 7, 10],
+        [8],
+        [9],
+        [0],
+    ]
+    assert (masks.arrays.entries >> masks.set.hop_bits).tolist() == [2, 4, 10]
+    assert masks.num_allowed == 10
+    assert masks.forced(0) == (b"abcd", [4, 9])
+    without = TokenMasks.from_strings(["abcd"], TWINS, eos=[0], added_is_text=False)
+    assert without.allowed(3).tolist() == []
+    assert without.forced(0) == (b"abcd", [4])
+
+
+def test_nodes_with_several_children_or_a_member_keep_their_bytes():
+    masks = compiled(["a", "ab", "b", "bb", "bc"], eos=(0,), vocabulary=TWINS)
+    tokens = (masks.arrays.entries >> masks.set.hop_bits).tolist()
+    assert tokens == [1, 2, 3, 5, 6, 7, 10, 6, 7, 6, 7, 8]  # of the root, `a` and `b`
+
+
+def test_a_byte_without_a_token_of_its_own():
+    """A longer token spells it, or nothing does."""
+    vocabulary = TokenBytes.from_tokens(
+        [(SPECIAL, b"</s>"), (NORMAL, b"a"), (NORMAL, b"xy"), (NORMAL, b"ax")]
+    )
+    masks = TokenMasks.from_strings(["axya", "y"], vocabulary, eos=[0])
+    assert masks.allowed(0).tolist() == [1, 3]
+    assert masks.allowed(1).tolist() == [2]
+    assert masks.allowed(2).tolist() == []
+    assert masks.walk([[1, 2, 1, 0]]).tolist() == [masks.ended]
+
+
+def test_plain_lists_have_an_entry_for_every_token():
+    members = [f"{first}{second}under_score" for first in "abnoy" for second in range(300)] + ["a", "under"]
+    masks = TokenMasks.from_strings(members, VOCABULARY, eos=[EOS], vocab_size=1 << 24)
+    rows, entries, far_entries, far_targets = masks.set.plain()
+    starts, is_terminal = read_rows(rows)
+    assert len(entries) == masks.num_allowed == starts[-1]
+    assert len(entries) > len(masks.arrays.entries)
+    assert np.array_equal(far_targets, masks.arrays.far_targets)
+    far = dict(zip(far_entries.tolist(), far_targets.tolist(), strict=True))
+    hops = (1 << masks.set.hop_bits) - 1
+    for state in range(masks.num_nodes):
+        part = range(starts[state], starts[state + 1])
+        tokens = [int(entries[at]) >> masks.set.hop_bits for at in part]
+        assert tokens == [token for token in masks.allowed(state).tolist() if token != EOS]
+        assert is_terminal[state] == (EOS in masks.allowed(state))
+        leads_to = [far.get(at, state + (int(entries[at]) & hops)) for at in part]
+        assert masks.advance([state] * len(tokens), tokens)[0].tolist() == leads_to

@@ -104,7 +104,7 @@ def test_lies_with_valid_checksums_are_refused(masks, tmp_path):
 
 
 def write_and_try(masks: TokenMasks, changed: dict, path: str) -> bool:
-    with IndexWriter(path, kind=layout.KIND_TOKEN_MASKS, force=True) as writer:
+    with IndexWriter(path, kind=layout.KIND_TOKEN_MASKS, force=True, version=layout.MASKS_VERSION) as writer:
         writer.add_json(layout.META, masks.meta)
         for name, array in {**vars(masks.arrays), **changed}.items():
             writer.add(layout.MASK_SECTION_PREFIX + name, array)
@@ -263,7 +263,7 @@ def test_added_tokens_may_be_left_out(tmp_path):
 
 def test_statistics(masks):
     found = describe_masks(masks)
-    assert found["num_entries"] == sum(found_count for found_count in counts(masks))
+    assert found["num_allowed"] == sum(found_count for found_count in counts(masks))
     assert sum(found["allowed_per_node"]["histogram"].values()) == masks.num_nodes
     assert found["largest"][0]["num_allowed"] == found["allowed_per_node"]["max"] == max(counts(masks))
     distinct = {tuple(masks.allowed(state).tolist()) for state in range(masks.num_nodes)}

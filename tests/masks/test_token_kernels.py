@@ -102,8 +102,33 @@ def check_apply(machine, device, answers, states, dtype, width, offset, padding,
     return machine.driver.launches[-1]
 
 
+def look_ahead(monkeypatch, early_blocks: int) -> None:
+    """Only so many blocks do."""
+    monkeypatch.setattr(cuda_tokens, "ALL_EARLY_BYTES", 0)
+    monkeypatch.setattr(cuda_tokens, "EARLY_BLOCKS_PER_MULTIPROCESSOR", early_blocks)
+
+
+@pytest.mark.parametrize("early_blocks", [0, 2])
+def test_blocks_that_come_late_do_not_look_ahead(token_kernels, monkeypatch, masks, index, early_blocks):
+    look_ahead(monkeypatch, early_blocks)
+    monkeypatch.setattr(cuda_tokens, "_RESIDENT_WARPS", 0)
+    machine = Machine(token_kernels, monkeypatch)
+    states = some_states(masks, 40)
+    launched = check_apply(machine, machine.masks(masks), masks, states, "float32", masks.vocab_size, 1, 2)
+    assert launched[0] == "mask_apply_float32_v2"
+    assert launched[1] > 2
+    steps = index.steps(eos=[5, 70_300], vocab_size=70_301)
+    states = some_states(steps, 2)
+    check_apply(machine, machine.trie_steps(steps), steps, states, "bfloat16", steps.vocab_size, 0, 0)
+
+
+@pytest.mark.parametrize("early_blocks", [None, 20, 0])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_long_lists_come_first_in_a_large_batch(token_kernels, monkeypatch, masks, index, dtype):
+def test_long_lists_come_first_in_a_large_batch(
+    token_kernels, monkeypatch, masks, index, dtype, early_blocks
+):
+    if early_blocks is not None:
+        look_ahead(monkeypatch, early_blocks)
     monkeypatch.setattr(cuda_tokens, "LONG_FIRST_BYTES", 0)
     monkeypatch.setattr(cuda_tokens, "_RESIDENT_WARPS", 0)
     machine = Machine(token_kernels, monkeypatch)
@@ -295,7 +320,7 @@ def test_children_as_lists(machine, index, capacity):
 
 
 def test_the_longest_lists_have_dense_rows(masks):
-    rows = masks.arrays.rows
+    rows = masks.set.plain()[0]
     q = int(masks.walk([[FIRST_BYTE + ord("q")]])[0])
     assert cuda_masks.long_lists(rows, 100).tolist() == [0, q]
     assert cuda_masks.long_lists(rows, 1).tolist() == [0]
