@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import COMMAND, ENVIRONMENT, HERE, Run, assert_one_line, leftovers
+from program import COMMAND, ENVIRONMENT, HERE, Run, assert_one_line, leftovers
 
 from flashtrie_cli import cli
 

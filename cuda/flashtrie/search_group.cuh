@@ -208,13 +208,6 @@ class GroupSearch : private SearchState {
   int64_t lap_start_;
 };
 
-FT_OUTLINE uint32_t load_other_token(const void* tokens, uint32_t token_bytes, uint64_t at) {
-  if (token_bytes == 2) return static_cast<const uint16_t*>(tokens)[at];
-  // What 32 bits cannot hold is no token; -1 stays the padding that it is.
-  const int64_t token = static_cast<const int64_t*>(tokens)[at];
-  return token >= -1 && token <= 0xffffffffll ? static_cast<uint32_t>(token) : 0xfffffffeu;
-}
-
 // What is rare, or called from two places, as functions of their own, on a copy of the state: a member function that is not inlined would keep
 // the state in memory for all others too.
 template <int kBlocks, int kWarps, Mode kMode>

@@ -3,6 +3,13 @@
 
 namespace flashtrie {
 
+FT_OUTLINE uint32_t load_other_token(const void* tokens, uint32_t token_bytes, uint64_t at) {
+  if (token_bytes == 2) return static_cast<const uint16_t*>(tokens)[at];
+  // What 32 bits cannot hold is no token; -1 stays the padding that it is.
+  const int64_t token = static_cast<const int64_t*>(tokens)[at];
+  return token >= -1 && token <= 0xffffffffll ? static_cast<uint32_t>(token) : 0xfffffffeu;
+}
+
 // Puts a row into its table, 32 slots a warp at a time, until none are left. The next ones are on their way meanwhile.
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::put_row(uint32_t row) {

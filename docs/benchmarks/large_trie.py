@@ -10,7 +10,6 @@ import numpy as np
 from flashtrie_cli.engine.cpu import native
 from flashtrie_cli.engine.cuda import CudaEngine
 from flashtrie_cli.engine.cuda_loader import open_device
-from flashtrie_cli.engine.cuda_trie import DeviceTrie
 
 VOCABULARY = 2_200_000
 HIGH_WIDTH = 6
@@ -114,9 +113,7 @@ def large_trie(
     engine = CudaEngine.__new__(CudaEngine)  # there is no file behind this trie
     engine._native, engine.trie, engine.threads = module_, trie, os.cpu_count() or 1
     engine.device = open_device(0)
-    engine.device_trie = DeviceTrie(trie, engine.device)
-    engine._pipelines, engine._device_searches, engine._last = {}, {}, None
-    engine._times_kernels = False
+    engine._upload()
     return engine, trie, _grids(trie, module_, num_queries)
 
 

@@ -36,6 +36,9 @@ class CudaEngine(CpuEngine):
     def __init__(self, stored: StoredTrie, *, threads: int = 1, device: int = 0):
         self.device = open_device(device)
         super().__init__(stored, threads=threads)
+        self._upload()
+
+    def _upload(self) -> None:
         self.device_trie = DeviceTrie(self.trie, self.device)
         self._times_kernels = False
         self._slabs = SlabPool()

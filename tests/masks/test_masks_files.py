@@ -10,8 +10,8 @@ import subprocess
 import numpy as np
 import pytest
 import zstandard
-from conftest import run_flashtrie
 from masks_world import EOS, EOT, THINK, byte, piece, trap_vocabulary
+from program import run_flashtrie
 
 from flashtrie_cli.engine.cpu_masks import open_automaton
 from flashtrie_cli.errors import IndexFileError, InputError, OutputError, UsageError

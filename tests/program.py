@@ -1,0 +1,48 @@
+"""Running the program as its users do, and what its errors must look like."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import flashtrie_cli
+
+HERE = Path(__file__).resolve().parent
+PACKAGE_HOME = Path(flashtrie_cli.__file__).resolve().parent.parent
+"""Where the package under test lies: the checkout, or an environment that it is installed in."""
+COMMAND = [sys.executable, "-m", "flashtrie_cli"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGE_HOME), "PYTHONDONTWRITEBYTECODE": "1"}
+
+Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+
+def run_flashtrie(
+    *arguments: object, stdin: bytes = b"", **options: object
+) -> subprocess.CompletedProcess[bytes]:
+    """`flashtrie ARGUMENTS…` as a process; stdout and stderr captured unless ``options`` say otherwise."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 120, **options}
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        input=stdin,
+        env=ENVIRONMENT,
+        cwd=HERE,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def assert_one_line(stderr: bytes, *parts: str) -> None:
+    """An error is one line of the program's own, which says all of ``parts``."""
+    text = stderr.decode()
+    assert text.startswith("flashtrie: "), text
+    assert text.count("\n") == 1, text
+    assert text.endswith("\n")
+    missing = [part for part in parts if part not in text]
+    assert not missing, text
+
+
+def leftovers(folder: Path, expected: Sequence[str] = ()) -> list[str]:
+    """What lies in a folder beside what is expected."""
+    return sorted(set(os.listdir(folder)) - set(expected))
