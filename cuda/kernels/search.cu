@@ -1,4 +1,5 @@
-// The search kernels: one persistent launch answers a whole batch. (search_parts.cu has two more.) See cuda/README.md for what each reads.
+// The search kernels: one persistent launch answers a whole batch. See cuda/README.md for what each reads. Those for heavy
+// fan-outs are in search_parts.cu.
 #include "flashtrie/pack_hits.cuh"
 #include "flashtrie/search_group.cuh"
 

@@ -89,7 +89,9 @@ def test_pools_that_fill_up_and_scores_that_are_all_alike(
     assert found.identical(cpu.search(tokens, logprobs, plan))
 
 
-@pytest.mark.parametrize("kernel", ["search_block", "search_alone", "search_cluster4"])
+@pytest.mark.parametrize(
+    "kernel", ["search_block", "search_alone", "search_cluster4", "parts_block", "parts_alone"]
+)
 @pytest.mark.parametrize("steps_apart", [1, 40])
 def test_floors_drop_nothing_that_counts(library: ctypes.CDLL, kernel: str, steps_apart: int) -> None:
     """Far more candidates than are kept, scores a rounding step apart: floors rise in mid-step, and decide."""
@@ -101,7 +103,9 @@ def test_floors_drop_nothing_that_counts(library: ctypes.CDLL, kernel: str, step
     step = np.float32(2.0**-23 * steps_apart)
     logprobs = (np.float32(-1) - step * rng.integers(0, 12, tokens.shape)).astype(np.float32)
     for plan in (SearchPlan(beam_width=130), SearchPlan(beam_width=90, num_results=300, alpha=0.0)):
-        found = emulated(library, cpu, kernel).search(tokens, logprobs, plan, num_blocks=KERNELS[kernel])
+        engine = emulated(library, cpu, kernel)
+        engine.parts = (24, 12, 0) if kernel.startswith("parts") else None
+        found = engine.search(tokens, logprobs, plan, num_blocks=KERNELS[kernel])
         assert found.identical(cpu.search(tokens, logprobs, plan))
 
 
