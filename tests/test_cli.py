@@ -330,6 +330,21 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 class TestTrouble:
+    def test_interrupted_while_a_pipe_keeps_it_waiting(self, words_index: Path) -> None:
+        process = subprocess.Popen(
+            [*COMMAND, "search", str(words_index), "-", "--quiet"],
+            env=ENVIRONMENT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+        assert process.stderr is not None
+        assert_one_line(process.stderr.read(), "interrupted")
+
     @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
     @pytest.mark.parametrize("seconds", [0.6, 1.2])
     def test_interrupted_while_building(

@@ -63,6 +63,7 @@ def command(
     Queries come out in input order. TSV columns: query, rank, key, key id, score, normalised score, value. --json is
     --format jsonl.
     """
+    import os
     import time
     from contextlib import closing
 
@@ -107,7 +108,8 @@ def command(
     with (
         open_results(output, force=force) as out,
         progress(None, "queries", quiet=quiet) as show,
-        closing(read_ahead(batches)) as ahead,
+        # A pipe may keep a reader waiting for ever, and Ctrl-C with it.
+        closing(read_ahead(batches) if os.path.isfile(proposals) else (b for b in batches)) as ahead,
     ):
         writer = result_writer(chosen, opened, out)
         for batch, found in clock.searching(opened, ahead, plan, proposals):
