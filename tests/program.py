@@ -14,7 +14,8 @@ HERE = Path(__file__).resolve().parent
 PACKAGE_HOME = Path(flashtrie_cli.__file__).resolve().parent.parent
 """Where the package under test lies: the checkout, or an environment that it is installed in."""
 COMMAND = [sys.executable, "-m", "flashtrie_cli"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(PACKAGE_HOME), "PYTHONDONTWRITEBYTECODE": "1"}
+SEARCH_PATH = [str(PACKAGE_HOME), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(SEARCH_PATH), "PYTHONDONTWRITEBYTECODE": "1"}
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
