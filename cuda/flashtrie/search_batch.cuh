@@ -96,6 +96,8 @@ struct alignas(16) SearchControl {
   uint32_t sums[3], sum_turn;
   uint32_t num_gathered;
   uint32_t num_found, most_in_bin;  // results of the group; of those that matter, most in a bin
+  uint32_t own_first, own_end;      // where among them those begin and end that this block writes; 0: behind all
+  uint32_t own_tokens[8];           // by block: tokens of the hits that it writes
   uint32_t received[8];        // by block of the group: beams that it sent
   uint32_t group_counts[8];    // by block: its candidates, results << 16
   uint32_t floor_bins[2][8];   // by block: a bin that so many of its entries reach that those of the group are n

@@ -1,8 +1,8 @@
 // Part of search_group.cuh: from the pools of results to the answer, best first.
 //
 // The score bins already say where a result belongs, but for the order within its bin: so many stand in the bins above, so
-// many of its own in the blocks before. Every block writes its results to the leader's memory at those places, in the order
-// of bins, and the leader compares the few that share one.
+// many of its own in the blocks before. Each block of a cluster writes a share of the answer: the bins that begin in its
+// share of the places. Results go to the block that writes them, to these places; there the few that share a bin are compared.
 #pragma once
 
 namespace flashtrie {
@@ -13,24 +13,24 @@ template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::finish() {
   place_bins();
   const uint32_t found = control().num_found, num_hits = found < result_limit_ ? found : result_limit_;
-  const bool is_crowded = control().most_in_bin > kCrowdedBin;
+  const bool is_crowded = control().most_in_bin > kCrowdedBin, leads = simt::rank<kBlocks>() == 0;
   if (is_crowded)
     gather_crowded_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), found);
   else
     deliver();
   simt::sync_group<kBlocks>();
-  if (simt::rank<kBlocks>() != 0) return;
-  if (simt::thread() == 0) {
+  if (leads && simt::thread() == 0) {
     batch_.num_hits[query_] = num_hits;
     batch_.bad_slots[query_] = ~control().bad_slot;
     if (num_hits == 0) batch_.num_tokens[query_] = 0;
   }
   if (num_hits == 0) return;
-  if (is_crowded)
+  if (!is_crowded) {
+    write_hits(order(num_hits), num_hits);
+  } else if (leads) {
     sort_crowded_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), num_hits);
-  else
-    order(num_hits);
-  write_hits(num_hits);
+    write_hits({0, 0, num_hits, 0}, num_hits);
+  }
 }
 
 // Where the bins begin among all results, and where this block's share of each; both take the place of the candidates'
@@ -61,6 +61,11 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::place_bins() {
   if (lane == 31) control().warp_sums[me >> 5] = upto;
   simt::sync_block();
   const uint32_t warp_sum = lane < kWarps ? control().warp_sums[lane] : 0;
+  const uint32_t found = simt::reduce_add(warp_sum);
+  if (me == 0) control().num_found = found;
+  const uint32_t num_hits = found < result_limit_ ? found : result_limit_, share = hit_share(num_hits);
+  const uint32_t own = simt::rank<kBlocks>() * share;  // the first place of this block's share
+  const uint32_t own_begin = own < num_hits ? own : num_hits, own_end = own + share < num_hits ? own + share : num_hits;
   uint32_t at = simt::reduce_add(lane < (me >> 5) ? warp_sum : 0) + upto - sum, most = 0;
 #pragma unroll
   for (uint32_t i = 0; here && i < 2; ++i) {
@@ -71,54 +76,88 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::place_bins() {
     if (high < result_limit_ && counts[2 * i] > most) most = counts[2 * i];
     if (low < result_limit_ && counts[2 * i + 1] > most) most = counts[2 * i + 1];
     at = low + counts[2 * i + 1];
+    if (kBlocks > 1) {
+      note_share(high, low, own_begin, own_end);
+      note_share(low, at, own_begin, own_end);
+    }
   }
   most = simt::reduce_max(most);
   if (lane == 0) simt::atomic_max(&control().most_in_bin, most);
-  const uint32_t found = simt::reduce_add(warp_sum);
-  if (me == 0) control().num_found = found;
   simt::sync_block();
 }
 
-// This block's results of the bins that the answer reaches into, to their places in the leader's pool of candidates, which
-// nobody needs any more.
+// Where this block's share of the answer begins and ends, if a bin of the places [from, to) reaches there.
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::note_share(uint32_t from, uint32_t to, uint32_t begin, uint32_t end) {
+  if (from < begin && to >= begin) control().own_first = to;
+  if (from < end && to >= end) control().own_end = to;
+}
+
+// Places of the answer that each block writes, but for bins that reach from one share into the next.
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::hit_share(uint32_t num_hits) const {
+  return (num_hits + kBlocks - 1) / kBlocks;
+}
+
+// This block's results of the bins that the answer reaches into, to their places in the pools of candidates, which nobody
+// needs any more.
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::deliver() {
-  const uint32_t count = num_entries(1);
+  const uint32_t count = num_entries(1), found = control().num_found;
+  const uint32_t share = hit_share(found < result_limit_ ? found : result_limit_);
 #pragma unroll 1
   for (uint32_t i = simt::thread(); i < count; i += kWarps * 32) {
     const uint64_t key = results().keys[i];
     const uint32_t bin = score_bin(key), half = 16 * (bin & 1);
-    if ((bin_starts()[bin >> 1] >> half & 0xffff) >= result_limit_) continue;
+    const uint32_t start = bin_starts()[bin >> 1] >> half & 0xffff;
+    if (start >= result_limit_) continue;
     const uint32_t at = simt::atomic_add(&bin_places()[bin >> 1], 1u << half) >> half & 0xffff;
-    put_hit(at, key, i);
+    const uint32_t block = kBlocks == 1 ? 0 : start / share;
+    put_hit(block, at - block * share, key, i);
   }
 }
 
-// Result `i` of this block as a hit in the leader's pool: score and depth take the places of ranges.
+// Result `i` of this block as a hit in another's pool: score and depth take the places of ranges.
 template <int kBlocks, int kWarps, Mode kMode>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::put_hit(uint32_t at, uint64_t key, uint32_t i) {
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::put_hit(uint32_t block, uint32_t at, uint64_t key, uint32_t i) {
   const ResultScore score = results().scores()[i];
-  simt::in_block<kBlocks>(candidates().keys, 0)[at] = key;
-  simt::in_block<kBlocks>(candidates().ranges(), 0)[at] = {float_bits(score.total), results().depths()[i]};
-  simt::in_block<kBlocks>(candidates().links(), 0)[at] = score.link;
+  simt::in_block<kBlocks>(candidates().keys, block)[at] = key;
+  simt::in_block<kBlocks>(candidates().ranges(), block)[at] = {float_bits(score.total), results().depths()[i]};
+  simt::in_block<kBlocks>(candidates().links(), block)[at] = score.link;
 }
 
-// Leaves the places of the best hits, best first, in `sorted`.
+// Leaves in `sorted` which of the hits of this block's share is the best, and so on, and says where in the answer they belong. Ends
+// with a barrier of the group.
 template <int kBlocks, int kWarps, Mode kMode>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::order(uint32_t num_hits) {
+FT_DEVICE typename GroupSearch<kBlocks, kWarps, kMode>::OwnHits GroupSearch<kBlocks, kWarps, kMode>::order(uint32_t num_hits) {
   const uint64_t* keys = candidates().keys;
+  const uint32_t found = control().num_found, rank = simt::rank<kBlocks>(), base = rank * hit_share(num_hits);
+  uint32_t first = 0, end = num_hits + kCrowdedBin < found ? num_hits + kCrowdedBin : found, tokens = 0;
+  if (kBlocks > 1) {
+    first = rank == 0 ? 0 : control().own_first != 0 ? control().own_first : found;
+    end = control().own_end != 0 ? control().own_end : found;
+  }
 #pragma unroll 1
-  for (uint32_t i = simt::thread(); i < num_hits + kCrowdedBin && i < control().num_found; i += kWarps * 32) {
-    const uint64_t key = keys[i];
+  for (uint32_t i = first + simt::thread(); i < end; i += kWarps * 32) {
+    const uint64_t key = keys[i - base];
     const uint32_t bin = score_bin(key);
-    const uint32_t begin = bin_start_of(bin), end = bin > 0 ? bin_start_of(bin - 1) : control().num_found;
-    if (begin >= num_hits || i >= end) continue;  // behind the last bin delivered
+    const uint32_t begin = bin_start_of(bin), behind = bin > 0 ? bin_start_of(bin - 1) : found;
+    if (kBlocks == 1 && (begin >= num_hits || i >= behind)) continue;  // behind the last bin delivered
     uint32_t better = begin;
 #pragma unroll 2
-    for (uint32_t other = begin; other < end; ++other) better += keys[other] > key;
-    if (better < num_hits) sorted()[better] = static_cast<uint16_t>(i);
+    for (uint32_t other = begin; other < behind; ++other) better += keys[other - base] > key;
+    if (better < num_hits) sorted()[better - base] = static_cast<uint16_t>(i - base);
+    if (kBlocks > 1) tokens += candidates().ranges()[i - base].last;
   }
-  simt::sync_block();
+  if (kBlocks > 1) {
+    tokens = simt::reduce_add(tokens);
+    if (simt::lane() > rank && simt::lane() < kBlocks && tokens != 0)
+      simt::atomic_add(simt::in_block<kBlocks>(&control().own_tokens[rank], simt::lane()), tokens);
+  }
+  simt::sync_group<kBlocks>();
+  uint32_t before = 0;
+  for (uint32_t b = 0; kBlocks > 1 && b < rank; ++b) before += control().own_tokens[b];
+  return {base, first, end < num_hits ? end : num_hits, before};
 }
 
 // Where very many scores are alike: the results not below the exact cut, in any order.
@@ -142,7 +181,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::gather_crowded(uint32_t foun
     uint32_t at = 0;
     if (simt::lane() == 0) at = simt::atomic_add(num_gathered, simt::count_ones(votes));
     at = simt::shuffle(at, 0) + simt::count_ones(votes & simt::lanes_below());
-    if (wanted) put_hit(at, key, i);
+    if (wanted) put_hit(0, at, key, i);
   }
 }
 
@@ -177,15 +216,15 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::sort_crowded(uint32_t count)
 }
 
 template <int kBlocks, int kWarps, Mode kMode>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::write_hits(uint32_t num_hits) {
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::write_hits(const OwnHits& own, uint32_t num_hits) {
   const uint32_t me = simt::thread(), lane = simt::lane(), num_warps = simt::num_threads() >> 5;
   const uint64_t first_hit = static_cast<uint64_t>(query_) * batch_.result_capacity;
   uint32_t* tokens = batch_.hit_tokens + first_hit * batch_.max_depth;
-  uint32_t written = 0;  // tokens of the rounds before
+  uint32_t written = own.tokens_before;
 #pragma unroll 1
-  for (uint32_t from = 0; from < num_hits; from += kWarps * 32) {
-    const bool here = from + me < num_hits;
-    const uint32_t place = here ? sorted()[from + me] : 0;
+  for (uint32_t from = own.first; from < own.end; from += kWarps * 32) {
+    const bool here = from + me < own.end;
+    const uint32_t place = here ? sorted()[from + me - own.base] : 0;
     const ChildRange hit = here ? candidates().ranges()[place] : ChildRange{};  // score as bits, depth
     const uint32_t depth = hit.last;
     const uint64_t key = here ? candidates().keys[place] : 0;
@@ -207,9 +246,9 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::write_hits(uint32_t num_hits
       batch_.normalised_scores[at] = key_score(key);
       batch_.token_ends[at] = end;
     }
-    if (from + kWarps * 32 < num_hits) simt::sync_block();  // the sums have been read
+    if (from + kWarps * 32 < own.end) simt::sync_block();  // the sums have been read
   }
-  if (me == 0) batch_.num_tokens[query_] = written;
+  if (me == 0 && own.first < own.end && own.end == num_hits) batch_.num_tokens[query_] = written;
 }
 
 // Follows the parents back to the root, eight steps at a time so that the reads of the tokens overlap.

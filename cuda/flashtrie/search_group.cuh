@@ -71,6 +71,12 @@ class GroupSearch : private SearchState {
     uint32_t groups;  // and kAsks
   };
 
+  // Places of the answer that a block writes, [first, end); its hits lie in its pool at a place less `base`.
+  struct OwnHits {
+    uint32_t base, first, end;
+    uint32_t tokens_before;  // of the hits of blocks before
+  };
+
   // What a warp has under way while it expands the frontier, from round to round.
   struct Cursor {
     uint32_t window;  // the next one to load
@@ -147,9 +153,11 @@ class GroupSearch : private SearchState {
   FT_DEVICE void finish();
   FT_DEVICE void place_bins();
   FT_DEVICE void deliver();
-  FT_DEVICE void put_hit(uint32_t at, uint64_t key, uint32_t i);
-  FT_DEVICE void order(uint32_t num_hits);
-  FT_DEVICE void write_hits(uint32_t num_hits);
+  FT_DEVICE uint32_t hit_share(uint32_t num_hits) const;
+  FT_DEVICE void note_share(uint32_t from, uint32_t to, uint32_t begin, uint32_t end);
+  FT_DEVICE void put_hit(uint32_t block, uint32_t at, uint64_t key, uint32_t i);
+  FT_DEVICE OwnHits order(uint32_t num_hits);
+  FT_DEVICE void write_hits(const OwnHits& own, uint32_t num_hits);
   FT_DEVICE void write_tokens(uint32_t link, uint32_t depth, uint32_t* to) const;
   FT_DEVICE uint32_t parent_link(uint32_t link, uint32_t row) const;
 
