@@ -407,7 +407,7 @@ FT_DEVICE bool GroupSearch<kBlocks, kWarps, kMode>::step() {
   factor_ = batch_.search.length_factors[step_ + 1];
   const uint32_t me = simt::thread(), warp = me >> 5;
   Cursor cursor{};
-  cursor.window = (step_ == 0 ? simt::rank<kBlocks>() * kExpandWarps : 0) + warp;
+  cursor.window = step_ == 0 ? warp * kBlocks + simt::rank<kBlocks>() : warp;
   bool has_row = is_last_;
 #pragma unroll 1
   for (;;) {
