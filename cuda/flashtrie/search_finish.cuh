@@ -25,12 +25,12 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::finish() {
     if (num_hits == 0) batch_.num_tokens[query_] = 0;
   }
   if (num_hits == 0) return;
-  if (!is_crowded) {
-    write_hits(order(num_hits), num_hits);
-  } else if (leads) {
+  OwnHits own = {0, 0, leads ? num_hits : 0, 0};
+  if (!is_crowded)
+    own = order(num_hits);
+  else if (leads)
     sort_crowded_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), num_hits);
-    write_hits({0, 0, num_hits, 0}, num_hits);
-  }
+  write_hits(own, num_hits);
 }
 
 // Where the bins begin among all results, and where this block's share of each; both take the place of the candidates'

@@ -112,6 +112,9 @@ class GroupSearch : private SearchState {
   FT_DEVICE void expand(Cursor& cursor);
   FT_DEVICE Window load_window(uint32_t at) const;
   FT_DEVICE void test_window(Cursor& cursor) const;
+  FT_DEVICE bool is_light() const { return num_label_groups_ <= kExpandWarps * 32; }
+  FT_DEVICE void touch_tags(uint32_t base) const;
+  FT_DEVICE void prefetch_children(ChildRange range) const;
   FT_DEVICE bool can_contribute(float beam_score) const;
   FT_DEVICE bool can_reach(float score) const;
   FT_DEVICE uint32_t own_token(uint32_t slot) const;
@@ -352,9 +355,16 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::begin(uint32_t query) {
   const bool is_staged = batch_.stage != nullptr;
   const simt::Quad staged = is_staged ? staged_part(simt::rank<kBlocks>() * kWarps * 32 + me) : simt::Quad{};
   if (!is_staged) prefetch_rows();
-  const bool mine = num_steps_ > 0 && me < batch_.num_slots;
-  const uint32_t token = mine ? load_token(grid_ + me) : kNoToken;
-  const float logprob = mine ? load_logprob(grid_ + me) : -INFINITY;
+  constexpr uint32_t kAtOnce = kBlocks == 1 ? 1 : 2;  // slots a thread
+  uint32_t tokens[kAtOnce];
+  float logprobs[kAtOnce];
+#pragma unroll
+  for (uint32_t i = 0; i < kAtOnce; ++i) {
+    const uint32_t slot = i * kWarps * 32 + me;
+    const bool mine = num_steps_ > 0 && slot < batch_.num_slots;
+    tokens[i] = mine ? load_token(grid_ + slot) : kNoToken;
+    logprobs[i] = mine ? load_logprob(grid_ + slot) : -INFINITY;
+  }
 #pragma unroll 2
   for (uint32_t i = me; i < kBinWords / 4; i += simt::num_threads())
     reinterpret_cast<simt::Quad*>(result_histogram())[i] = {0, 0, 0, 0};
@@ -383,12 +393,19 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::begin(uint32_t query) {
     simt::sync_block();
   }
   if (num_steps_ > 0) {
-    const uint32_t best = simt::reduce_max(mine ? put_slot(0, me, token, logprob) : 0);
+    uint32_t best = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kAtOnce; ++i) {
+      const uint32_t slot = i * kWarps * 32 + me;
+      const uint32_t put = slot < batch_.num_slots ? put_slot(0, slot, tokens[i], logprobs[i]) : 0;
+      best = put > best ? put : best;
+    }
+    best = simt::reduce_max(best);
     if (simt::lane() == 0) simt::atomic_max(&control().best_logprobs[0], best);
-    if (me == 0) control().row_taken[0] = kWarps * 32;
+    if (me == 0) control().row_taken[0] = kAtOnce * kWarps * 32;
     if (batch_.search.eos != kNoToken) find_end_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), 0);
     simt::sync_block();
-    if (batch_.num_slots > kWarps * 32) {
+    if (batch_.num_slots > kAtOnce * kWarps * 32) {
       put_row_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), 0);
       simt::sync_block();
     }
