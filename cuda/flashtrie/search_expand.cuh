@@ -105,7 +105,9 @@ FT_DEVICE typename GroupSearch<kBlocks, kWarps, kMode>::Window GroupSearch<kBloc
   const uint32_t base = ((range.first >> 3) + place) << 3;
   window.node = base;
   window.labels = simt::load_quad(batch_.trie.label_low + base);
-  if (is_light()) touch_tags(base);
+  // Of the eight, whoever judges a match reads these next.
+  simt::touch(&batch_.tags[base], touched());
+  simt::touch(&batch_.heads[base >> 6], touched());
   const uint32_t begin = range.first > base ? range.first - base : 0;
   const uint32_t end = range.last - base < 8 ? range.last - base : 8;
   window.wanted = (1u << end) - (1u << begin);
@@ -146,24 +148,6 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::test_window(Cursor& cursor) 
     mask |= static_cast<uint32_t>(bitmap_test(bitmap, pairs[i] >> 16)) << (2 * i + 1);
   }
   if (window.wanted != kFound) cursor.mask = mask & window.wanted;
-  if (!is_light() && cursor.mask != 0 && window.wanted != kFound) touch_tags(window.node);
-}
-
-// Brings here what whoever judges a match among eight nodes reads next: with the labels where a warp has a window or none to
-// scan, else when one of them has matched.
-template <int kBlocks, int kWarps, Mode kMode>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::touch_tags(uint32_t base) const {
-  simt::touch(&batch_.tags[base], touched());
-  simt::touch(&batch_.heads[base >> 6], touched());
-}
-
-// Brings nearer what the next step scans and judges of a candidate's children: at once where candidates are few, else when it
-// is known which survive.
-template <int kBlocks, int kWarps, Mode kMode>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::prefetch_children(ChildRange range) const {
-  simt::prefetch(batch_.trie.label_low + range.first);
-  simt::prefetch(&batch_.tags[range.first]);
-  simt::prefetch(&batch_.heads[range.first >> 6]);
 }
 
 // The last beam that starts at or before a label group, by a search of the whole warp.
@@ -259,7 +243,10 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::judge(bool here, uint32_t no
                               simt::lane() == 0 ? num_competing : num_answers);
   const uint32_t first_candidate = simt::shuffle(counts, 0), first_answer = simt::shuffle(counts, 1);
   if (competes) {
-    if (is_light()) prefetch_children(range);
+    // What the next step scans and judges, should this one survive.
+    simt::prefetch(batch_.trie.label_low + range.first);
+    simt::prefetch(&batch_.tags[range.first]);
+    simt::prefetch(&batch_.heads[range.first >> 6]);
     const uint32_t at = first_candidate + simt::count_ones(candidate_votes & simt::lanes_below());
     candidates().keys[at] = key;
     candidates().ranges()[at] = range;

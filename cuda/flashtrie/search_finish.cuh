@@ -7,7 +7,8 @@
 
 namespace flashtrie {
 
-constexpr uint32_t kCrowdedBin = 64;  // past this many hits a bin, comparing them all is no longer cheap
+constexpr uint32_t kCrowdedBin = 64;   // past this many hits a bin, comparing them all is no longer cheap
+constexpr uint32_t kSharedHits = 384;  // from so many hits on, sharing them out is worth its barrier
 
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::finish() {
@@ -93,10 +94,11 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::note_share(uint32_t from, ui
   if (from < end && to >= end) control().own_end = to;
 }
 
-// Places of the answer that each block writes, but for bins that reach from one share into the next.
+// Places of the answer that each block writes, but for bins that reach from one share into the next. The leader writes few
+// hits by itself.
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::hit_share(uint32_t num_hits) const {
-  return (num_hits + kBlocks - 1) / kBlocks;
+  return kBlocks == 1 || num_hits < kSharedHits ? num_hits : (num_hits + kBlocks - 1) / kBlocks;
 }
 
 // This block's results of the bins that the answer reaches into, to their places in the pools of candidates, which nobody
@@ -127,11 +129,11 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::put_hit(uint32_t block, uint
 }
 
 // Leaves in `sorted` which of the hits of this block's share is the best, and so on, and says where in the answer they belong. Ends
-// with a barrier of the group.
+// with a barrier of all blocks that have a share.
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE typename GroupSearch<kBlocks, kWarps, kMode>::OwnHits GroupSearch<kBlocks, kWarps, kMode>::order(uint32_t num_hits) {
   const uint64_t* keys = candidates().keys;
-  const uint32_t found = control().num_found, rank = simt::rank<kBlocks>(), base = rank * hit_share(num_hits);
+  const uint32_t found = control().num_found, rank = simt::rank<kBlocks>(), share = hit_share(num_hits), base = rank * share;
   uint32_t first = 0, end = num_hits + kCrowdedBin < found ? num_hits + kCrowdedBin : found, tokens = 0;
   if (kBlocks > 1) {
     first = rank == 0 ? 0 : control().own_first != 0 ? control().own_first : found;
@@ -149,14 +151,18 @@ FT_DEVICE typename GroupSearch<kBlocks, kWarps, kMode>::OwnHits GroupSearch<kBlo
     if (better < num_hits) sorted()[better - base] = static_cast<uint16_t>(i - base);
     if (kBlocks > 1) tokens += candidates().ranges()[i - base].last;
   }
-  if (kBlocks > 1) {
+  if (share < num_hits) {
     tokens = simt::reduce_add(tokens);
     if (simt::lane() > rank && simt::lane() < kBlocks && tokens != 0)
       simt::atomic_add(simt::in_block<kBlocks>(&control().own_tokens[rank], simt::lane()), tokens);
   }
-  simt::sync_group<kBlocks>();
   uint32_t before = 0;
-  for (uint32_t b = 0; kBlocks > 1 && b < rank; ++b) before += control().own_tokens[b];
+  if (share < num_hits) {
+    simt::sync_group<kBlocks>();
+    for (uint32_t b = 0; b < rank; ++b) before += control().own_tokens[b];
+  } else {
+    simt::sync_block();
+  }
   return {base, first, end < num_hits ? end : num_hits, before};
 }
 

@@ -112,9 +112,6 @@ class GroupSearch : private SearchState {
   FT_DEVICE void expand(Cursor& cursor);
   FT_DEVICE Window load_window(uint32_t at) const;
   FT_DEVICE void test_window(Cursor& cursor) const;
-  FT_DEVICE bool is_light() const { return num_label_groups_ <= kExpandWarps * 32; }
-  FT_DEVICE void touch_tags(uint32_t base) const;
-  FT_DEVICE void prefetch_children(ChildRange range) const;
   FT_DEVICE bool can_contribute(float beam_score) const;
   FT_DEVICE bool can_reach(float score) const;
   FT_DEVICE uint32_t own_token(uint32_t slot) const;

@@ -27,7 +27,6 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::deal(uint64_t cut) {
     if (votes == 0) continue;
     const ChildRange range = survives ? candidates().ranges()[i] : ChildRange{1, 1};
     const uint32_t link = survives ? candidates().links()[i] : 0;
-    if (survives && !is_light()) prefetch_children(range);
     const uint32_t groups = survives ? num_groups(range) : 0;
     const uint32_t upto = inclusive_scan(groups);
     uint32_t base = 0;
@@ -76,7 +75,6 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::survive(uint64_t cut) {
     if (!survives) continue;
     const uint32_t place = base + simt::count_ones(votes & simt::lanes_below());
     const ChildRange range = candidates().ranges()[i];
-    if (!is_light()) prefetch_children(range);
     const Beam beam = {key_score(key), range.first, range.last, candidates().links()[i]};
     if (kBlocks == 1) {
       beams()[place] = beam;

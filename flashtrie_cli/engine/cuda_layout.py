@@ -44,8 +44,9 @@ _ROW_WARPS = 4
 _CONTROL_BYTES = 2528
 _STARTS_BEHIND = 36
 _SPILL_BUDGET = 8192
-_HEAVY_TURNS, _PART_TURNS = 8, 4
-"""Windows a warp of a frontier that is expanded in parts, and of its first part (measured on an H200)."""
+_HEAVY_TURNS, _PART_TURNS, _CLUSTER_PART_TURNS = 8, 4, 2
+"""Windows a warp of a frontier that is expanded in parts, and of its first part, in one block and in a cluster (measured
+on an H200)."""
 _SEARCH_COST = 6
 """Label groups scanned in the time of a search for one proposal."""
 
@@ -149,7 +150,8 @@ class Launch:
             batch[name] = getattr(self, name)
         batch["workspace_bytes"] = self.workspace_bytes
         lanes = self.num_threads - 32 * _ROW_WARPS
-        batch["heavy_groups"], batch["part_groups"] = _HEAVY_TURNS * lanes, _PART_TURNS * lanes
+        part_turns = _PART_TURNS if self.blocks_per_group == 1 else _CLUSTER_PART_TURNS
+        batch["heavy_groups"], batch["part_groups"] = _HEAVY_TURNS * lanes, part_turns * lanes
         batch["search_cost"] = _SEARCH_COST
 
 
