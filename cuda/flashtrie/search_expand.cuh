@@ -104,10 +104,10 @@ FT_DEVICE typename GroupSearch<kBlocks, kWarps, kMode>::Window GroupSearch<kBloc
   if (at >= window_stride() && !can_contribute(from_beam.score)) return window;
   const uint32_t base = ((range.first >> 3) + place) << 3;
   window.node = base;
-  window.labels = simt::load_quad(batch_.trie.label_low + base);
+  window.labels = simt::load_quad(simt::at(batch_.trie.label_low, base));
   // Of the eight, whoever judges a match reads these next.
-  simt::touch(&batch_.tags[base], touched());
-  simt::touch(&batch_.heads[base >> 6], touched());
+  simt::touch(simt::at(batch_.tags, base), touched());
+  simt::touch(simt::at(batch_.heads, base >> 6), touched());
   const uint32_t begin = range.first > base ? range.first - base : 0;
   const uint32_t end = range.last - base < 8 ? range.last - base : 8;
   window.wanted = (1u << end) - (1u << begin);
@@ -211,9 +211,10 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::find_root_child(uint32_t
 // at once; the scan has touched most of it.
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::judge(bool here, uint32_t node, uint32_t beam) {
-  const uint32_t tag = simt::load_word(batch_.tags + node), before = simt::load_word(batch_.tags + node - 1);
-  const simt::Pair head = simt::load_pair(batch_.heads + (node >> 6));
-  const uint32_t low = simt::load_word(batch_.trie.label_low + node);
+  const uint32_t* tags = simt::at(batch_.tags, node);
+  const uint32_t tag = simt::load_word(tags), before = simt::load_word(tags - 1);
+  const simt::Pair head = simt::load_pair(simt::at(batch_.heads, node >> 6));
+  const uint32_t low = simt::load_word(simt::at(batch_.trie.label_low, node));
   const float beam_score = beams()[beam].score;
 
   const uint64_t best = table(step_).find(low | tag >> kTagHighShift << 16);
@@ -254,7 +255,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::judge(bool here, uint32_t no
     count_in_bin(candidate_histogram(step_), key);
   }
   if (answers) {
-    simt::prefetch(&batch_.trie.lines[node >> 6]);  // says which key it is
+    simt::prefetch(simt::at(batch_.trie.lines, node >> 6));  // says which key it is
     const uint32_t at = first_answer + simt::count_ones(answer_votes & simt::lanes_below());
     results().keys[at] = result_key;
     results().scores()[at] = {total, link};
