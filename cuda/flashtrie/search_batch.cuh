@@ -66,6 +66,7 @@ struct SearchBatch {
   uint32_t heavy_groups;         // label groups of a block's frontier from which on it is expanded in parts
   uint32_t part_groups;          // of the first part
   uint32_t search_cost;          // label groups scanned in the time of a search for one proposal
+  uint32_t shared_hits;          // hits from which on the blocks of a cluster share in writing them
 };
 
 // The beams of a frontier that are expanded now: of [first, frontier_last) those before `last`.

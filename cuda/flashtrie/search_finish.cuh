@@ -7,8 +7,7 @@
 
 namespace flashtrie {
 
-constexpr uint32_t kCrowdedBin = 64;   // past this many hits a bin, comparing them all is no longer cheap
-constexpr uint32_t kSharedHits = 384;  // from so many hits on, sharing them out is worth its barrier
+constexpr uint32_t kCrowdedBin = 64;  // past this many hits a bin, comparing them all is no longer cheap
 
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::finish() {
@@ -98,7 +97,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::note_share(uint32_t from, ui
 // hits by itself.
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::hit_share(uint32_t num_hits) const {
-  return kBlocks == 1 || num_hits < kSharedHits ? num_hits : (num_hits + kBlocks - 1) / kBlocks;
+  return kBlocks == 1 || num_hits < batch_.shared_hits ? num_hits : (num_hits + kBlocks - 1) / kBlocks;
 }
 
 // This block's results of the bins that the answer reaches into, to their places in the pools of candidates, which nobody

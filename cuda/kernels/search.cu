@@ -1,17 +1,7 @@
 // The search kernels: one persistent launch answers a whole batch. See cuda/README.md for what each reads. Those for heavy
 // fan-outs are in search_parts.cu.
 #include "flashtrie/pack_hits.cuh"
-#include "flashtrie/search_group.cuh"
-
-namespace flashtrie {
-namespace {
-
-extern __shared__ __align__(16) unsigned char shared_memory[];
-
-constexpr int kSmallBlock = 512, kLargeBlock = 640;  // threads
-
-}  // namespace
-}  // namespace flashtrie
+#include "flashtrie/search_launch.cuh"
 
 using namespace flashtrie;
 

@@ -1,16 +1,6 @@
 // The search kernels for tries with heavy fan-outs: frontiers are expanded in parts, best beams first. Kernels of their own,
 // since what they can do more costs all steps registers and instructions.
-#include "flashtrie/search_group.cuh"
-
-namespace flashtrie {
-namespace {
-
-extern __shared__ __align__(16) unsigned char shared_memory[];
-
-constexpr int kSmallBlock = 512, kLargeBlock = 640;  // threads
-
-}  // namespace
-}  // namespace flashtrie
+#include "flashtrie/search_launch.cuh"
 
 using namespace flashtrie;
 

@@ -45,10 +45,13 @@ _CONTROL_BYTES = 2528
 _STARTS_BEHIND = 36
 _SPILL_BUDGET = 8192
 _HEAVY_TURNS, _PART_TURNS, _CLUSTER_PART_TURNS = 8, 4, 2
-"""Windows a warp of a frontier that is expanded in parts, and of its first part, in one block and in a cluster (measured
-on an H200)."""
+"""Windows a warp of a frontier that is expanded in parts, and of its first part, in one block and in a cluster
+(measured on an H200)."""
 _SEARCH_COST = 6
 """Label groups scanned in the time of a search for one proposal."""
+
+_SHARED_HITS = 384
+"""Hits from which on it is worth a barrier that each block of a cluster writes some (measured on an H200)."""
 
 _BUSHY = 14
 """Mean fan-out of the root's children from which on the second step is worth a cluster, however narrow the
@@ -86,7 +89,7 @@ BATCH = np.dtype(
         ("scan_limit", "u4"), ("num_queries", "u4"), ("num_steps", "u4"), ("num_slots", "u4"), ("max_depth", "u4"),
         ("token_bytes", "u4"), ("logprob_bytes", "u4"), ("beam_capacity", "u4"), ("result_capacity", "u4"),
         ("candidate_places", "u4"), ("result_places", "u4"), ("log2_table", "i4"), ("heavy_groups", "u4"),
-        ("part_groups", "u4"), ("search_cost", "u4"),
+        ("part_groups", "u4"), ("search_cost", "u4"), ("shared_hits", "u4"),
     ],
     align=True,
 )  # fmt: skip
@@ -152,7 +155,7 @@ class Launch:
         lanes = self.num_threads - 32 * _ROW_WARPS
         part_turns = _PART_TURNS if self.blocks_per_group == 1 else _CLUSTER_PART_TURNS
         batch["heavy_groups"], batch["part_groups"] = _HEAVY_TURNS * lanes, part_turns * lanes
-        batch["search_cost"] = _SEARCH_COST
+        batch["search_cost"], batch["shared_hits"] = _SEARCH_COST, _SHARED_HITS
 
 
 def root_end(louds: npt.NDArray[np.uint64]) -> int:

@@ -276,6 +276,10 @@ inline uint32_t atomic_increment(uint32_t* at, uint32_t last) {
   return before;
 }
 
+template <typename T>
+const T* at(const T* array, uint32_t index) {
+  return array + index;
+}
 inline Quad load_quad(const void* at) {
   if (reinterpret_cast<uintptr_t>(at) % 16 != 0) abort();
   ++counts().reads16;

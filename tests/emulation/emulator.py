@@ -65,6 +65,7 @@ class EmulatedEngine:
         self.places: tuple[int, int] | None = None
         self.scan_limit = 1 << 14
         self.parts: tuple[int, int, int] | None = None
+        self.shared_hits: int | None = None
         self.uses_root_table = True
         labels = np.zeros(
             (len(trie.label_low) + 15) // 8 * 8 + 8, np.uint16
@@ -141,6 +142,8 @@ class EmulatedEngine:
             batch["candidate_places"], batch["result_places"] = self.places
         if self.parts:
             batch["heavy_groups"], batch["part_groups"], batch["search_cost"] = self.parts
+        if self.shared_hits is not None:
+            batch["shared_hits"] = self.shared_hits
         batch["trie"] = self.view
         batch["tags"], batch["heads"] = self._tags.ctypes.data, self._heads.ctypes.data
         factors = plan.length_factors(num_steps)

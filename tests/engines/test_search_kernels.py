@@ -55,6 +55,7 @@ def test_the_same_bytes_as_cpu(
     engine.uses_root_table = data.draw(st.booleans()) and max([0, *(t for key in keys for t in key)]) < 2048
     engine.scan_limit = data.draw(st.sampled_from((1, 1 << 14)))
     engine.parts = data.draw(st.sampled_from((None, (1, 1, 0), (2, 1, 1), (3, 2, 0))))
+    engine.shared_hits = data.draw(st.sampled_from((None, 0)))
     found = engine.search(tokens, logprobs, plan, num_blocks=KERNELS[kernel], seed=seed)
     assert found.identical(cpu.search(tokens, logprobs, plan))
 
@@ -134,6 +135,21 @@ def test_a_frontier_in_parts(
         engine.parts = parts
         found = engine.search(tokens, logprobs, plan, num_blocks=KERNELS[kernel], seed=7)
         assert found.identical(cpu.search(tokens, logprobs, plan))
+
+
+@pytest.mark.parametrize("kernel", ["search_cluster4", "parts_cluster8"])
+@pytest.mark.parametrize("num_results", [1, 8, 61, 384, 1000, 3000])
+def test_hits_that_blocks_share_in_writing(library: ctypes.CDLL, kernel: str, num_results: int) -> None:
+    """More and fewer hits than wanted; shares that end within a bin; depths 1 to 4; very many scores alike."""
+    keys = many_keys(4000, 40, 5) + [(n % 40, n % 7, n % 11, n % 40) for n in range(900)]
+    cpu, _ = engines(keys)
+    for scores in (40, 4000):
+        tokens, logprobs = random_grids((2, 4, 60), 40, 6, scores)
+        plan = SearchPlan(beam_width=150, num_results=num_results)
+        engine = emulated(library, cpu, kernel)
+        for engine.shared_hits in (0, None):
+            found = engine.search(tokens, logprobs, plan, num_blocks=KERNELS[kernel], seed=scores)
+            assert found.identical(cpu.search(tokens, logprobs, plan))
 
 
 def test_a_line_with_more_children_than_a_tag_can_count(library: ctypes.CDLL) -> None:
