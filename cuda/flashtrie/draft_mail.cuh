@@ -12,7 +12,7 @@
 namespace flashtrie {
 
 constexpr uint64_t kNothing = 1;  // a word that stands for no key: below all keys
-constexpr int kDealtKeys = 4;     // keys of a chunk that are looked at together
+constexpr int kDealtKeys = 8;     // keys of a chunk that are looked at together
 
 // Keys that a chunk sends, kNothing behind the top_k best.
 __device__ __forceinline__ int chunk_keys(int top_k) { return (top_k + kDealtKeys - 1) / kDealtKeys * kDealtKeys; }

@@ -22,7 +22,7 @@ struct DraftParams {
   const int32_t* roots;
   const int32_t* base_lengths;
   const int32_t* vocab_map;
-  uint64_t* chunk_keys;  // [B, depths, chunks, chunk_keys(top_k)] (logit, id), descending; zero before and after
+  uint64_t* chunk_keys;  // [B, depths, chunk_keys(top_k) / 2, chunks, 2] (logit, id), descending; zero before and after
   uint64_t* chunk_sums;  // [B, depths, chunks] words of ExpSum, zero before and after
   uint32_t* tickets;     // [B], zero before and after
   int32_t num_chunks;    // of a row
@@ -155,8 +155,9 @@ __device__ __forceinline__ void build(const DraftParams& params, unsigned char* 
     const int first_tile = static_cast<int>(chunk) * params.chunk_tiles;
     const Chunk tiles{first_tile, min(first_tile + params.chunk_tiles, params.num_tiles), params.tile_packs};
     const auto place = [&]() -> ChunkPlace {
-      const int64_t at = (batch * depths + depth) * chunks + chunk;
-      return {params.sums_only ? nullptr : params.chunk_keys + at * chunk_keys(sizes.top_k), params.chunk_sums + at};
+      const int64_t row = batch * depths + depth;
+      uint64_t* keys = params.chunk_keys + row * chunks * chunk_keys(sizes.top_k) + 2 * chunk;
+      return {params.sums_only ? nullptr : keys, params.chunk_sums + row * chunks + chunk, static_cast<int>(2 * chunks)};
     };
     const bool is_finisher = scan_chunk(row, sizes.vocab_size, tiles, *reinterpret_cast<ScanShared*>(memory), sizes.top_k,
                                         place, ticket, chunks * depths - 1);

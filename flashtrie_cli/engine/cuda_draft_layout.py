@@ -17,7 +17,7 @@ SCAN_BYTES = 11_536
 """Shared memory of a block's scan (ScanShared)."""
 FINISH_BYTES = 42_016
 """Shared memory of a block that merges rows and picks a tree (FinishShared), before its lists."""
-DEALT_KEYS = 4
+DEALT_KEYS = 8
 """A chunk sends a multiple of so many keys (kDealtKeys)."""
 BLOCKS_PER_MULTIPROCESSOR = 3
 """Blocks that run at once (kBlocksAtOnce)."""
