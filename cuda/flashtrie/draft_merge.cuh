@@ -210,7 +210,7 @@ class RowMerge {
   // Lists with the best only, and bounds that they give.
   __device__ void shorten() {
     __syncwarp();
-    find_best(shared_, max(num_listed_[0], num_listed_[1]), mail_.top_k);
+    find_best_apart(shared_, max(num_listed_[0], num_listed_[1]), mail_.top_k);
 #pragma unroll
     for (int row = 0; row < kRowsAtOnce; ++row) {
       const uint64_t own = shared_[row].best[lane_];
@@ -223,7 +223,7 @@ class RowMerge {
   }
 
   // The top_k best of those listed in each row, at most `most`, descending, and zeros behind them. One warp.
-  __device__ static __noinline__ void find_best(RowShared* rows, int most, int top_k) {
+  __device__ static __forceinline__ void find_best(RowShared* rows, int most, int top_k) {
     const int lane = threadIdx.x & 31;
 #pragma unroll
     for (int row = 0; row < kRowsAtOnce; ++row) rows[row].best[lane] = 0;
@@ -250,6 +250,9 @@ class RowMerge {
     }
     __syncwarp();
   }
+
+  // The same where it is seldom needed: what is needed always keeps its registers.
+  __device__ static __noinline__ void find_best_apart(RowShared* rows, int most, int top_k) { find_best(rows, most, top_k); }
 
   __device__ void clear_list(int row) {
 #pragma unroll

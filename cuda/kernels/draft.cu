@@ -3,10 +3,10 @@
 // A row of logits is cut into equal tiles of at most 8,192; a chunk is one or a few tiles in turn. Every block reads one
 // chunk once, 16 bytes a load and a tile's loads all in flight together, and sends the chunk's top_k values and its sum of
 // exponentials through the workspace. The block that began last for a batch row merges the chunks of its rows, two rows a
-// warp, finds the tree, by counting where it is flat and else node by node, and writes all outputs.
+// warp, grows the tree level by level, or node by node if it is small and deep, and writes all outputs.
 //
 // Reads a batch row: (block - 1) V logits once; from L2 the workspace, 8 top_k + 8 bytes a chunk, twice at least.
-#include "../flashtrie/draft_flat.cuh"
+#include "../flashtrie/draft_pick.cuh"
 #include "../flashtrie/draft_scan.cuh"
 
 namespace flashtrie {
@@ -32,17 +32,18 @@ struct DraftParams {
   int32_t sums_only;     // leave the chunks' sums in the workspace, and no tree
 };
 
+// Rows are merged beside what is left of a scan; a tree comes after both.
 struct alignas(16) FinishShared {
   union {
-    RowShared rows[kDraftWarps][kRowsAtOnce];
     struct {
-      TreeShared tree;
-      FlatShared flat;
+      ScanShared scan;
+      RowShared rows[kDraftWarps][kRowsAtOnce];
     };
+    TreeShared tree;
   };
 };
 
-static_assert(sizeof(FinishShared) == 42016, "FINISH_BYTES of cuda_draft_layout.py");
+static_assert(sizeof(FinishShared) == 38160, "FINISH_BYTES of cuda_draft_layout.py");
 
 // The finisher of a batch row: chunks to candidate lists, lists to a tree, tree to outputs.
 class Finish {
@@ -61,17 +62,9 @@ class Finish {
 
   __device__ void run() {
     const int32_t root = params_.roots[batch_], base_length = params_.base_lengths[batch_];
-    const FlatTree flat(sizes_.top_k, sizes_.num_nodes);  // works out what it can while words are on their way
     clear_ends();
     const bool is_bad = __syncthreads_or(merge());
-    if (!flat.grow(lists_, shared_.tree, shared_.flat)) {
-      if (warp_index() == 0)
-        pick();
-      else
-        touch(params_.out);
-      __syncthreads();
-    }
-    write(root, base_length, is_bad);
+    write(grow(), root, base_length, is_bad);
   }
 
  private:
@@ -101,36 +94,50 @@ class Finish {
     return is_bad;
   }
 
-  // One warp.
-  __device__ void pick() {
-    const int num_nodes = sizes_.num_nodes;
-    const uint32_t top_k = static_cast<uint32_t>(sizes_.top_k);
-    if (num_nodes <= 32)
-      TreePick<1>(lists_, shared_.tree, num_nodes).run(top_k);
-    else if (num_nodes <= 64)
-      TreePick<2>(lists_, shared_.tree, num_nodes).run(top_k);
-    else if (num_nodes <= 128)
-      TreePick<4>(lists_, shared_.tree, num_nodes).run(top_k);
+  __device__ Tree grow() {
+    TreeShared& shared = shared_.tree;
+    const Tree tree = TreeLevels(lists_, shared, sizes_.num_nodes).grow(depths_);
+    if (tree.size > 0) return tree;
+    if (warp_index() == 0)
+      shared.size = TreePick(lists_, shared, sizes_.num_nodes).run();
     else
-      TreePick<8>(lists_, shared_.tree, num_nodes).run(top_k);
+      touch(params_.out);
+    __syncthreads();
+    return {shared.nodes[0], shared.size};
   }
 
-  __device__ void write(int32_t root, int32_t base_length, bool is_bad) {
-    const TreeShared& tree = shared_.tree;
-    const int valid = tree.size, log2_stride = 31 - __clz(lists_.stride);
-    write_nodes(sizes_, params_.out, batch_, root, base_length, valid, [&](int i) {
-      const PickedNode node = tree.nodes[i];
+  __device__ void write(const Tree& tree, int32_t root, int32_t base_length, bool is_bad) {
+    const int log2_stride = 31 - __clz(lists_.stride);
+    write_nodes(sizes_, params_.out, batch_, root, base_length, tree.size, [&](int i) {
+      const TreeNode node = tree.nodes[i];
       int32_t token = static_cast<int32_t>(lists_.ids[node.place]);
       if (params_.vocab_map) token = params_.vocab_map[token];
       return DraftNode{token, static_cast<int32_t>(node.place >> log2_stride) + 1, static_cast<int32_t>(node.parent),
                        node.cost, kNoNode};
     });
-    write_masks(sizes_, params_.out, batch_, [&](int i, int word) {
-      return i < valid ? tree.masks[i][word] : padding_mask(sizes_, i, word);
-    });
+    // Nodes are written by the first warps, if they are few; so the others follow their parents.
+    const int i = thread_after(kDraftWarps / 2);
+    if (i < sizes_.num_nodes) find_mask(tree, i);
+    const bool has_all = i > 0 && i < tree.size && (tree.nodes[i].place & (lists_.stride - 1)) == sizes_.top_k - 1u;
+    const bool is_full = __syncthreads_or(has_all);  // some node has all its listed children in the tree
+    write_masks(sizes_, params_.out, batch_, [&](int node, int word) { return shared_.tree.masks[node][word]; });
     if (threadIdx.x == 0) {
-      const bool is_truncated = tree.is_full && sizes_.vocab_size > sizes_.top_k;
+      const bool is_truncated = is_full && sizes_.vocab_size > sizes_.top_k;
       params_.out.status[batch_] = (is_bad ? kDraftBadRow : 0) | (is_truncated ? kDraftTruncated : 0);
+    }
+  }
+
+  // The ancestors of a node, itself and the root included; padding has none, or itself.
+  __device__ void find_mask(const Tree& tree, int node) {
+    const bool is_node = node < tree.size;
+    uint32_t at = node;
+#pragma unroll 1
+    for (int word = sizes_.mask_words() - 1; word >= 0; --word) {
+      uint32_t bits = is_node ? 0 : padding_mask(sizes_, node, word);
+#pragma unroll 1
+      for (; is_node && at >> 5 == static_cast<uint32_t>(word); at = at == 0 ? kNoNode : tree.nodes[at].parent)
+        bits |= 1u << (at & 31);
+      shared_.tree.masks[node][word] = bits;
     }
   }
 
@@ -162,7 +169,6 @@ __device__ __forceinline__ void build(const DraftParams& params, unsigned char* 
     const bool is_finisher = scan_chunk(row, sizes.vocab_size, tiles, *reinterpret_cast<ScanShared*>(memory), sizes.top_k,
                                         place, ticket, chunks * depths - 1);
     if (params.sums_only || !is_finisher) return;
-    __syncthreads();
   }
   Finish(params, batch, memory).run();
 }

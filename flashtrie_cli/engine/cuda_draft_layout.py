@@ -15,8 +15,8 @@ TILE_LOGITS = 8192
 """Most logits that one block reads at a time (kTileLogits)."""
 SCAN_BYTES = 11_536
 """Shared memory of a block's scan (ScanShared)."""
-FINISH_BYTES = 42_016
-"""Shared memory of a block that merges rows and picks a tree (FinishShared), before its lists."""
+FINISH_BYTES = 38_160
+"""Shared memory of a block that merges rows and grows a tree (FinishShared), before its lists."""
 DEALT_KEYS = 8
 """A chunk sends a multiple of so many keys (kDealtKeys)."""
 BLOCKS_PER_MULTIPROCESSOR = 3
