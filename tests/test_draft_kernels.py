@@ -210,8 +210,10 @@ def test_rows_of_many_chunks(
     plan = DraftPlan(1, 3, vocab, 33, top_k)
     logits = shaped(rng, shape, logits)
     found = Emulator(library).build(plan, logits, [1], [3])
+    wanted = build_draft_trees(logits, [1], [3], 33, top_k, engine="cpu")
     assert_invariants(found, 33, [3])
-    assert_same_trees(found, build_draft_trees(logits, [1], [3], 33, top_k, engine="cpu"))
+    assert_same_trees(found, wanted)
+    assert np.array_equal(found.node_token_ids, wanted.node_token_ids)  # ties too: lower ids first
 
 
 def test_a_third_level_ties_with_the_last_of_the_second(library: ctypes.CDLL) -> None:
