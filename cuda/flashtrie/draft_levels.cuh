@@ -30,21 +30,42 @@ constexpr int kMostChildren = 800;                    // sum of (N - 1) / (rank 
 
 struct TreeShared {
   TreeNode nodes[2][kDraftMaxNodes];  // before a level and after it
-  alignas(16) float costs[2][kDraftMaxNodes];
+  alignas(16) float costs[2][kDraftMaxNodes];  // and then infinite
   alignas(16) uint32_t counts[kDraftMaxNodes];  // of children behind each node; zero between levels
   uint32_t firsts[kDraftMaxNodes + 1];          // of children behind nodes before each
   uint32_t parents[kDraftMaxNodes];             // nodes of the last level
   int size;                                     // of a tree that is picked
   union {
     struct {
-      uint64_t keys[kMostChildren];     // of children, by number
-      uint64_t behind[kMostChildren];   // the same, by the nodes that they come after
-      uint32_t numbers[kMostChildren];  // a child's parent among the parents, and rank; the same in every level
-      uint32_t afters[kMostChildren];   // the node that it comes after, and which of those behind that it is
+      uint64_t keys[kMostChildren];                    // of children, by number
+      alignas(16) uint64_t behind[kMostChildren + 2];  // the same, by the nodes that they come after
+      uint32_t afters[kMostChildren];                  // the node that it comes after, and which of those behind that it is
     };
     uint32_t masks[kDraftMaxNodes][kMaskStride];  // of the whole tree
   };
 };
+
+// A child's number among those that may matter: which parent's it is, and its rank; the same in every level.
+struct ChildNumbers {
+  static constexpr int kRankBits = 5;
+  uint16_t of[kMostChildren];
+  int count;
+};
+
+static_assert(kDraftMaxTopK <= 1 << ChildNumbers::kRankBits, "a rank and a parent in one word");
+
+// The whole block; a barrier must follow.
+__device__ __forceinline__ void number_children(ChildNumbers& numbers, int num_nodes, int top_k) {
+  int before = 0;
+#pragma unroll 1
+  for (int rank = 0; rank < top_k; ++rank) {
+    const int count = (num_nodes - 1) / (rank + 2);
+    for (int at = threadIdx.x; at < count; at += kDraftThreads)
+      numbers.of[before + at] = static_cast<uint16_t>(at << ChildNumbers::kRankBits | rank);
+    before += count;
+  }
+  if (threadIdx.x == 0) numbers.count = before;
+}
 
 // A tree's size; `nodes` are the root and those that follow.
 struct Tree {
@@ -54,14 +75,17 @@ struct Tree {
 
 class TreeLevels {
  public:
-  // `num_nodes` is at least 2.
-  __device__ TreeLevels(const DraftLists& lists, TreeShared& shared, int num_nodes)
-      : lists_(lists), shared_(shared), num_nodes_(num_nodes), thread_(static_cast<int>(threadIdx.x)) {}
+  __device__ TreeLevels(const DraftLists& lists, const ChildNumbers& numbers, TreeShared& shared, int num_nodes)
+      : lists_(lists),
+        numbers_(numbers),
+        shared_(shared),
+        num_nodes_(num_nodes),
+        num_children_(numbers.count),
+        thread_(static_cast<int>(threadIdx.x)) {}
 
   // The whole block, after a barrier; ends with one. A tree of no size: it is small and has many levels, better picked.
   __device__ Tree grow(int num_depths) {
     start();
-    number_children();
     float deepest = lists_.costs[0];  // the best cost of the last level
 #pragma unroll 1
     for (int depth = 1; depth < num_depths && num_parents_ > 0; ++depth) {
@@ -78,26 +102,13 @@ class TreeLevels {
   __device__ void start() {
     const float cost = thread_ == 0 ? 0.0f : lists_.costs[min(thread_ - 1, lists_.stride - 1)];
     const bool is_node = thread_ == 0 || (thread_ <= lists_.top_k && thread_ < num_nodes_ && is_cost(cost));
+    shared_.costs[0][thread_] = INFINITY;
     if (is_node) put(0, thread_, {0, thread_ == 0 ? 0u - lists_.stride : thread_ - 1u, cost, 0.0f});
     if (is_node && thread_ > 0) shared_.parents[thread_ - 1] = thread_;
     shared_.counts[thread_] = 0;
     size_ = __syncthreads_count(is_node);
     num_parents_ = size_ - 1;
     now_ = 0;
-  }
-
-  // Which child of which parent are the thread's, in every level.
-  __device__ void number_children() {
-    int before = 0;
-#pragma unroll
-    for (int rank = 0; rank < kDraftMaxTopK; ++rank) {
-      if (rank >= lists_.top_k) break;
-      const int count = (num_nodes_ - 1) / (rank + 2);
-      int at = (thread_ - before) & (kDraftThreads - 1);
-      for (; at < count; at += kDraftThreads) shared_.numbers[before + at] = at << 8 | rank;
-      before += count;
-    }
-    num_children_ = before;
   }
 
   // Whether a level whose best cost this is may have a node in the tree.
@@ -117,9 +128,10 @@ class TreeLevels {
   __device__ void add_level(int depth) {
     const float* costs = lists_.costs + depth * lists_.stride;
     const TreeNode* nodes = shared_.nodes[now_];
+    shared_.costs[1 - now_][thread_] = INFINITY;
 #pragma unroll 1
     for (int at = thread_; at < num_children_; at += kDraftThreads) {
-      const int number = shared_.numbers[at] >> 8, rank = shared_.numbers[at] & 0xff;
+      const int number = numbers_.of[at] >> ChildNumbers::kRankBits, rank = numbers_.of[at] & (kDraftMaxTopK - 1);
       shared_.afters[at] = kNoNode;
       if (number >= num_parents_) continue;
       const uint32_t parent = shared_.parents[number];
@@ -133,6 +145,7 @@ class TreeLevels {
     if (thread_ < 32) sum_counts();
     __syncthreads();
     shared_.counts[thread_] = 0;
+    if (thread_ == 0) shared_.behind[shared_.firsts[kDraftMaxNodes]] = ~uint64_t(0);
 #pragma unroll 1
     for (int at = thread_; at < num_children_; at += kDraftThreads) {
       const uint32_t after = shared_.afters[at];
@@ -155,9 +168,13 @@ class TreeLevels {
   __device__ void put_child(int buffer, int depth, uint32_t after, uint64_t key) {
     const uint32_t first = shared_.firsts[after], last = shared_.firsts[after + 1];
     if (1 + after + first >= static_cast<uint32_t>(num_nodes_)) return;
-    uint32_t order = first;
-#pragma unroll 2
-    for (uint32_t at = first; at < last; ++at) order += shared_.behind[at] < key ? 1 : 0;
+    // In pairs: what is before the first comes before the child, what is behind the last doesn't.
+    uint32_t order = first & ~1u;
+#pragma unroll 4
+    for (uint32_t pair = first / 2; pair < (last + 1) / 2; ++pair) {
+      const ulonglong2 others = reinterpret_cast<const ulonglong2*>(shared_.behind)[pair];
+      order += (others.x < key ? 1 : 0) + (others.y < key ? 1 : 0);
+    }
     const uint32_t index = 1 + after + order;
     if (index >= static_cast<uint32_t>(num_nodes_)) return;
     const uint32_t parent = static_cast<uint32_t>(key) >> 8, rank = static_cast<uint32_t>(key) & 0xff;
@@ -166,13 +183,19 @@ class TreeLevels {
     shared_.parents[order] = index;
   }
 
-  // How many nodes beside the root come before a child of a node.
+  // The last node that comes before a child of a node. Costs are searched by sixteens.
   __device__ int find(float cost, uint32_t parent) const {
     const float* costs = shared_.costs[now_];
-    int last = static_cast<int>(parent);  // comes before it
-#pragma unroll 1
-    for (int step = 1 << (31 - __clz(size_)); step > 0; step >>= 1)
-      if (last + step < size_ && costs[last + step] < cost) last += step;
+    int first = 0;
+#pragma unroll 4
+    for (int at = 16; at < size_; at += 16) first += costs[at] < cost ? 16 : 0;
+    int last = first - 1;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float4 some = reinterpret_cast<const float4*>(costs + first)[i];
+      last += (some.x < cost ? 1 : 0) + (some.y < cost ? 1 : 0) + (some.z < cost ? 1 : 0) + (some.w < cost ? 1 : 0);
+    }
+    last = max(last, static_cast<int>(parent));
 #pragma unroll 1
     while (last + 1 < size_ && costs[last + 1] == cost && shared_.nodes[now_][last + 1].parent < parent) ++last;
     return last;
@@ -215,12 +238,12 @@ class TreeLevels {
   __device__ static bool is_cost(float cost) { return __float_as_uint(cost) < kNoCost; }
 
   const DraftLists& lists_;
+  const ChildNumbers& numbers_;
   TreeShared& shared_;
-  const int num_nodes_, thread_;
+  const int num_nodes_, num_children_, thread_;
   int now_;   // which of the buffers holds the tree
   int size_;  // of it
   int num_parents_;
-  int num_children_;  // that may matter
 };
 
 }  // namespace flashtrie

@@ -2,8 +2,9 @@
 // launches, what is left there is not, and who takes it puts the zero back. So a word costs its way to L2 and back, and no
 // fence, no ticket and no second read.
 //
-// Whoever waits must know that the senders run. The finisher of a batch row is the block that came for its ticket last, as
-// it began: all the others had begun by then, and they wait for nobody.
+// Whoever waits must know that the senders run. Every block of a batch row comes for a ticket as it begins, and the finisher is
+// the one that came last: all the others had begun by then, and they wait for nobody. One block more than there are chunks
+// holds back for a while, so as to be the last: it has time to prepare.
 #pragma once
 #include "draft_block.cuh"
 
@@ -30,6 +31,17 @@ __device__ __forceinline__ uint64_t look(const uint64_t* from) {
 #if defined(__CUDA_ARCH__)
   uint64_t word;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+  return word;
+#else
+  simt::maybe_yield();
+  return *from;
+#endif
+}
+
+__device__ __forceinline__ uint32_t look(const uint32_t* from) {
+#if defined(__CUDA_ARCH__)
+  uint32_t word;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
   return word;
 #else
   simt::maybe_yield();
@@ -80,6 +92,21 @@ __device__ __forceinline__ uint32_t take_ticket(uint32_t* counter, uint32_t coun
   *counter = ticket >= count - 1 ? 0 : ticket + 1;
 #endif
   return ticket;
+}
+
+// Most looks of a block that holds back. Blocks begin in order on every GPU known, so that it needs one or two.
+constexpr int kPatience = 64;
+
+// One thread: whether this block is the last of `count` to come for a ticket; it waits for the others, but not for ever.
+__device__ __forceinline__ bool comes_last(uint32_t* counter, uint32_t count) {
+  for (int turn = 0; turn < kPatience; ++turn) {
+    if (look(counter) == count - 1) {
+      *counter = 0;  // nobody else will come
+      return true;
+    }
+    wait_a_little();
+  }
+  return take_ticket(counter, count) == count - 1;
 }
 
 // A sum as a word. It is never zero: where the base is 0, the sum is at least about 1.

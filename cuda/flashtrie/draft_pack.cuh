@@ -9,10 +9,9 @@
 
 namespace flashtrie {
 
-#ifndef FLOAT_LOADS
-#define FLOAT_LOADS 8
-#endif
-constexpr int kThreadPacks = FLOAT_LOADS;  // of a tile, in registers
+constexpr int kThreadLogits = 32;                           // of a tile, in registers
+constexpr int kTileLogits = kThreadLogits * kDraftThreads;  // 8,192, whatever their type
+static_assert(kTileLogits % (8 * kDraftThreads) == 0, "whole packs");
 
 __device__ __forceinline__ uint32_t word_of(const uint4& raw, int i) {
   return i == 0 ? raw.x : i == 1 ? raw.y : i == 2 ? raw.z : raw.w;
@@ -24,7 +23,7 @@ struct Pack;
 
 template <>
 struct Pack<float> {
-  static constexpr int kCount = 4, kLoads = kThreadPacks;
+  static constexpr int kCount = 4, kLoads = kThreadLogits / kCount;
   static constexpr uint32_t kMinusInfinity = 0xff800000u;
   __device__ static float get(const uint4& raw, int i) { return __uint_as_float(word_of(raw, i)); }
   __device__ static float peak(const uint4& raw) {
@@ -34,7 +33,7 @@ struct Pack<float> {
 
 template <>
 struct Pack<Bfloat16> {
-  static constexpr int kCount = 8, kLoads = 4;
+  static constexpr int kCount = 8, kLoads = kThreadLogits / kCount;
   static constexpr uint32_t kMinusInfinity = 0xff80ff80u;
   __device__ static float get(const uint4& raw, int i) {
     const uint32_t word = word_of(raw, i / 2);
@@ -57,7 +56,7 @@ struct Pack<Bfloat16> {
 
 template <>
 struct Pack<__half> {
-  static constexpr int kCount = 8, kLoads = 4;
+  static constexpr int kCount = 8, kLoads = kThreadLogits / kCount;
   static constexpr uint32_t kMinusInfinity = 0xfc00fc00u;
   __device__ static float get(const uint4& raw, int i) {
     const uint32_t word = word_of(raw, i / 2);

@@ -83,7 +83,7 @@ struct Chunk {
 };
 
 struct ScanShared {
-  alignas(16) uint4 staged[kDraftWarps][kStagedLanes][kThreadPacks];  // of a 16-bit type half is used
+  alignas(16) uint4 staged[kDraftWarps][kStagedLanes][kThreadLogits / 4];  // of a 16-bit type half is used
   alignas(16) uint64_t list[kListCapacity];
   int staged_ids[kDraftWarps][kStagedLanes];
   alignas(16) uint32_t peaks[32];
@@ -95,7 +95,7 @@ struct ScanShared {
   int is_finisher;
 };
 
-static_assert(kThreadPacks != 8 || sizeof(ScanShared) == 11536, "SCAN_BYTES of cuda_draft_layout.py");
+static_assert(sizeof(ScanShared) == 11536, "SCAN_BYTES of cuda_draft_layout.py");
 
 __device__ __forceinline__ uint32_t block_total(ScanShared& shared, uint32_t warp_total, int warp, int lane) {
   __syncthreads();
@@ -201,6 +201,7 @@ __device__ __forceinline__ void list_warp(ScanShared& shared, const TilePart<T>&
   constexpr int kCount = Pack<T>::kCount, kLoads = Pack<T>::kLoads;
   bool is_hot = peak >= lowest;
   uint32_t hot = __ballot_sync(kWholeWarp, is_hot);
+  const int id_step = lane / kCount * (kDraftThreads * kCount) + lane % kCount;
 #pragma unroll 1
   while (hot != 0) {
     const int order = __popc(hot & lanes_below(lane)), num_staged = __popc(hot);
@@ -211,22 +212,17 @@ __device__ __forceinline__ void list_warp(ScanShared& shared, const TilePart<T>&
       is_hot = false;
     }
     __syncwarp();
+    float values[kStagedLanes];
 #pragma unroll
-    for (int first = 0; first < kLoads * kCount; first += 32) {
-      const int at = first + lane;
-      float values[kStagedLanes];
+    for (int i = 0; i < kStagedLanes; ++i) {
+      const bool is_value = i < num_staged && lane < num_loads * kCount;
+      values[i] = is_value ? widen(reinterpret_cast<const T*>(shared.staged[warp][i])[lane]) : -INFINITY;
+    }
 #pragma unroll
-      for (int i = 0; i < kStagedLanes; ++i) {
-        const bool is_value = i < num_staged && at < num_loads * kCount;
-        values[i] = is_value ? widen(reinterpret_cast<const T*>(shared.staged[warp][i])[at]) : -INFINITY;
-      }
-#pragma unroll
-      for (int i = 0; i < kStagedLanes; ++i) {
-        if (!(values[i] >= lowest)) continue;
-        const uint32_t place = atomicInc(&shared.num_listed, 1u << 30);  // an addition would first see who else adds
-        const int id = shared.staged_ids[warp][i] + at / kCount * (kDraftThreads * kCount) + at % kCount;
-        if (place < kListCapacity) shared.list[place] = rank_key(values[i], id);
-      }
+    for (int i = 0; i < kStagedLanes; ++i) {
+      if (!(values[i] >= lowest)) continue;
+      const uint32_t place = atomicInc(&shared.num_listed, 1u << 30);  // an addition would first see who else adds
+      if (place < kListCapacity) shared.list[place] = rank_key(values[i], shared.staged_ids[warp][i] + id_step);
     }
     __syncwarp();
     hot = __ballot_sync(kWholeWarp, is_hot);

@@ -2,8 +2,8 @@
 //
 // A row of logits is cut into equal tiles of at most 8,192; a chunk is one or a few tiles in turn. Every block reads one
 // chunk once, 16 bytes a load and a tile's loads all in flight together, and sends the chunk's top_k values and its sum of
-// exponentials through the workspace. The block that began last for a batch row merges the chunks of its rows, two rows a
-// warp, grows the tree level by level, or node by node if it is small and deep, and writes all outputs.
+// exponentials through the workspace. One block more a batch row merges the chunks of its rows, two rows a warp, grows the tree
+// level by level, or node by node if it is small and deep, and writes all outputs.
 //
 // Reads a batch row: (block - 1) V logits once; from L2 the workspace, 8 top_k + 8 bytes a chunk, twice at least.
 #include "../flashtrie/draft_pick.cuh"
@@ -41,9 +41,10 @@ struct alignas(16) FinishShared {
     };
     TreeShared tree;
   };
+  ChildNumbers numbers;
 };
 
-static_assert(kThreadPacks != 8 || sizeof(FinishShared) == 38160, "FINISH_BYTES of cuda_draft_layout.py");
+static_assert(sizeof(FinishShared) == 39776, "FINISH_BYTES of cuda_draft_layout.py");
 
 // The finisher of a batch row: chunks to candidate lists, lists to a tree, tree to outputs.
 class Finish {
@@ -60,11 +61,19 @@ class Finish {
     lists_.ids = reinterpret_cast<uint32_t*>(lists_.costs + (depths_ + 2) * lists_.stride);
   }
 
-  __device__ void run() {
+  // `rehearses`: there is time to do it all with words made up first, after which the instructions are in the caches that they
+  // would else be waited for, one after the other.
+  __device__ void run(bool rehearses) {
     const int32_t root = params_.roots[batch_], base_length = params_.base_lengths[batch_];
     clear_ends();
-    const bool is_bad = __syncthreads_or(merge());
-    write(grow(), root, base_length, is_bad);
+    number_children(shared_.numbers, sizes_.num_nodes, sizes_.top_k);
+#pragma unroll 1
+    for (bool is_real = !rehearses;; is_real = true) {
+      const bool is_bad = __syncthreads_or(merge(is_real));
+      write(grow(), root, base_length, is_bad);
+      if (is_real) break;
+      __syncthreads();
+    }
   }
 
  private:
@@ -84,9 +93,9 @@ class Finish {
   }
 
   // Returns whether a row of this warp is bad.
-  __device__ bool merge() {
+  __device__ bool merge(bool is_real) {
     const int warp = warp_index();
-    const ChunkMail mail{keys(), sums(), depths_, params_.num_chunks, sizes_.top_k};
+    const ChunkMail mail{keys(), sums(), depths_, params_.num_chunks, sizes_.top_k, is_real};
     bool is_bad = false;
 #pragma unroll 1
     for (int first = warp; first < depths_; first += kRowsAtOnce * kDraftWarps)
@@ -96,7 +105,7 @@ class Finish {
 
   __device__ Tree grow() {
     TreeShared& shared = shared_.tree;
-    const Tree tree = TreeLevels(lists_, shared, sizes_.num_nodes).grow(depths_);
+    const Tree tree = TreeLevels(lists_, shared_.numbers, shared, sizes_.num_nodes).grow(depths_);
     if (tree.size > 0) return tree;
     if (warp_index() == 0)
       shared.size = TreePick(lists_, shared, sizes_.num_nodes).run();
@@ -152,11 +161,15 @@ class Finish {
 template <typename T>
 __device__ __forceinline__ void build(const DraftParams& params, unsigned char* memory) {
   const DraftSizes& sizes = params.sizes;
-  const uint32_t chunks = params.num_chunks, depths = sizes.num_depths();  // grid: chunks, depths, batch rows
+  const uint32_t chunks = params.num_chunks, depths = sizes.num_depths();  // grid: chunks, depths and a spare one, batch rows
   const int64_t batch = blockIdx.z;
-  if (depths > 0) {  // a tree of one node has nothing to scan
+  const bool is_spare = depths > 0 && blockIdx.y == depths;  // a tree of one node has nothing to scan
+  if (is_spare) {
+    if (params.sums_only || blockIdx.x > 0) return;
+    if (!__syncthreads_or(threadIdx.x == 0 && comes_last(params.tickets + batch, chunks * depths + 1))) return;
+  } else if (depths > 0) {
     uint32_t ticket = 0;
-    if (threadIdx.x == 0 && !params.sums_only) ticket = take_ticket(params.tickets + batch, chunks * depths);
+    if (threadIdx.x == 0 && !params.sums_only) ticket = take_ticket(params.tickets + batch, chunks * depths + 1);
     const uint32_t depth = blockIdx.y, chunk = blockIdx.x;
     const T* row = reinterpret_cast<const T*>(params.rows + batch * params.block_bytes + depth * params.row_bytes);
     const int first_tile = static_cast<int>(chunk) * params.chunk_tiles;
@@ -167,10 +180,10 @@ __device__ __forceinline__ void build(const DraftParams& params, unsigned char* 
       return {params.sums_only ? nullptr : keys, params.chunk_sums + row * chunks + chunk, static_cast<int>(2 * chunks)};
     };
     const bool is_finisher = scan_chunk(row, sizes.vocab_size, tiles, *reinterpret_cast<ScanShared*>(memory), sizes.top_k,
-                                        place, ticket, chunks * depths - 1);
+                                        place, ticket, chunks * depths);
     if (params.sums_only || !is_finisher) return;
   }
-  Finish(params, batch, memory).run();
+  Finish(params, batch, memory).run(is_spare);
 }
 
 }  // namespace flashtrie

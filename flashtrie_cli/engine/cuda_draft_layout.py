@@ -15,7 +15,7 @@ TILE_LOGITS = 8192
 """Most logits that one block reads at a time (kTileLogits)."""
 SCAN_BYTES = 11_536
 """Shared memory of a block's scan (ScanShared)."""
-FINISH_BYTES = 38_160
+FINISH_BYTES = 39_776
 """Shared memory of a block that merges rows and grows a tree (FinishShared), before its lists."""
 DEALT_KEYS = 8
 """A chunk sends a multiple of so many keys (kDealtKeys)."""
@@ -312,4 +312,4 @@ def fill_params(
     if plan.batch_size > _MAX_GRID_Z:
         raise UsageError(f"{plan.batch_size} batch rows do not fit into one launch", hint="split the batch")
     chunks = cut.num_chunks if plan.num_depths else 1
-    return params, (chunks, max(plan.num_depths, 1), plan.batch_size)
+    return params, (chunks, plan.num_depths + 1, plan.batch_size)  # one block of the last row finishes

@@ -88,6 +88,9 @@ struct uint4 {
 struct alignas(8) float2 {
   float x, y;
 };
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
 struct alignas(16) ulonglong2 {
   unsigned long long x, y;
 };
