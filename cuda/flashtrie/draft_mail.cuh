@@ -94,8 +94,13 @@ __device__ __forceinline__ uint32_t take_ticket(uint32_t* counter, uint32_t coun
   return ticket;
 }
 
-// Most looks of a block that holds back. Blocks begin in order on every GPU known, so that it needs one or two.
+// Most looks of a block that holds back. Blocks begin in order on every GPU known, so that it needs one or two; the emulated
+// machine has no order.
+#if defined(FT_EMULATION)
+constexpr int kPatience = 8;
+#else
 constexpr int kPatience = 64;
+#endif
 
 // One thread: whether this block is the last of `count` to come for a ticket; it waits for the others, but not for ever.
 __device__ __forceinline__ bool comes_last(uint32_t* counter, uint32_t count) {
