@@ -80,16 +80,29 @@ class TreeLevels {
         numbers_(numbers),
         shared_(shared),
         num_nodes_(num_nodes),
-        num_children_(numbers.count),
-        thread_(static_cast<int>(threadIdx.x)) {}
+        thread_(static_cast<int>(threadIdx.x)),
+        num_firsts_(lists.top_k * (lists.top_k + 1)),
+        shift_(2 * num_firsts_ <= kDraftThreads ? 1 : 0),
+        first_(thread_ >> shift_),
+        child_(first_ < lists.top_k ? -1 : min((first_ - lists.top_k) / lists.top_k, lists.top_k - 1)),
+        rank_(first_ < lists.top_k ? first_ : min(first_ - lists.top_k - child_ * lists.top_k, lists.top_k)) {}
 
   // The whole block, after a barrier; ends with one. A tree of no size: it is small and has many levels, better picked.
   __device__ Tree grow(int num_depths) {
-    start();
     float deepest = lists_.costs[0];  // the best cost of the last level
+    int depth = 1;                    // of the last level
+    if (num_firsts_ <= kDraftThreads && num_depths > 1) {
+      start_with_two();
+      deepest += lists_.costs[lists_.stride];
+      depth = 2;
+    } else {
+      start_with_one();
+    }
+    if (!may_enter(deepest + lists_.costs[depth * lists_.stride])) return {shared_.nodes[now_], size_};
+    if (num_nodes_ <= kMostPicked && goes_deep(deepest, depth, num_depths)) return {nullptr, 0};
+    list_parents(depth);
 #pragma unroll 1
-    for (int depth = 1; depth < num_depths && num_parents_ > 0; ++depth) {
-      if (depth == 2 && num_nodes_ <= kMostPicked && goes_deep(deepest, num_depths)) return {nullptr, 0};
+    for (; depth < num_depths && num_parents_ > 0; ++depth) {
       deepest += lists_.costs[depth * lists_.stride];
       if (!may_enter(deepest)) break;
       add_level(depth);
@@ -98,17 +111,62 @@ class TreeLevels {
   }
 
  private:
-  // The root and its children; `parents` are the children.
-  __device__ void start() {
+  // The root and its children.
+  __device__ void start_with_one() {
     const float cost = thread_ == 0 ? 0.0f : lists_.costs[min(thread_ - 1, lists_.stride - 1)];
     const bool is_node = thread_ == 0 || (thread_ <= lists_.top_k && thread_ < num_nodes_ && is_cost(cost));
-    shared_.costs[0][thread_] = INFINITY;
+    clear();
     if (is_node) put(0, thread_, {0, thread_ == 0 ? 0u - lists_.stride : thread_ - 1u, cost, 0.0f});
-    if (is_node && thread_ > 0) shared_.parents[thread_ - 1] = thread_;
-    shared_.counts[thread_] = 0;
     size_ = __syncthreads_count(is_node);
-    num_parents_ = size_ - 1;
+  }
+
+  // The root and the best of the first two levels, by counting who comes before each; one or two threads count.
+  __device__ void start_with_two() {
+    const uint32_t place = child_ < 0 ? rank_ : lists_.stride + rank_;
+    const float cost = child_ < 0 ? lists_.costs[place] : lists_.costs[child_] + lists_.costs[place];
+    const uint64_t key = child_key(cost, child_ + 1, rank_);
+    const bool is_one = first_ < num_firsts_ && (thread_ & ((1 << shift_) - 1)) == 0;
+    if (is_one) shared_.behind[first_] = key;
+    clear();
+    if (thread_ == 0) put(0, 0, {0, 0u - lists_.stride, 0.0f, 0.0f});
+    __syncthreads();
+    const int index = 1 + count_firsts(key);
+    if (is_one && child_ < 0) shared_.firsts[first_] = index;
+    const bool is_in = is_one && is_cost(cost) && index < num_nodes_;
+    size_ = 1 + __syncthreads_count(is_in);
+    if (is_in) put(0, index, {child_ < 0 ? 0 : shared_.firsts[child_], place, cost, 0.0f});
+    __syncthreads();
+  }
+
+  __device__ int count_firsts(uint64_t key) const {
+    const ulonglong2* pairs = reinterpret_cast<const ulonglong2*>(shared_.behind);
+    int first = 0, second = 0;
+#pragma unroll 6
+    for (int pair = thread_ & ((1 << shift_) - 1); pair < num_firsts_ / 2; pair += 1 << shift_) {
+      first += pairs[pair].x < key ? 1 : 0;
+      second += pairs[pair].y < key ? 1 : 0;
+    }
+    const int count = first + second;
+    return shift_ == 0 ? count : count + __shfl_xor_sync(kWholeWarp, count, 1);
+  }
+
+  __device__ void clear() {
+    shared_.costs[0][thread_] = INFINITY;
+    shared_.counts[thread_] = 0;
     now_ = 0;
+  }
+
+  // The nodes of the last level, which is `depth`. The whole block; ends with a barrier.
+  __device__ void list_parents(int depth) {
+    const bool is_one = thread_ > 0 && thread_ < size_ &&
+                        shared_.nodes[0][thread_].place >= static_cast<uint32_t>((depth - 1) * lists_.stride);
+    const uint32_t votes = __ballot_sync(kWholeWarp, is_one);
+    if (thread_ % 32 == 0) shared_.firsts[thread_ / 32] = __popc(votes);
+    num_parents_ = __syncthreads_count(is_one);
+    int before = __popc(votes & lanes_below(thread_ % 32));
+    for (int warp = 0; warp < thread_ / 32; ++warp) before += shared_.firsts[warp];
+    if (is_one) shared_.parents[before] = thread_;
+    __syncthreads();
   }
 
   // Whether a level whose best cost this is may have a node in the tree.
@@ -116,11 +174,10 @@ class TreeLevels {
     return is_cost(cost) && (size_ < num_nodes_ || cost <= shared_.costs[now_][size_ - 1]);
   }
 
-  // Whether, by what is known of two levels, the tree may have so many that picking its nodes is faster.
-  __device__ bool goes_deep(float deepest, int num_depths) const {
+  // Whether, by what is known of the first levels, the tree may have so many that picking its nodes is faster.
+  __device__ bool goes_deep(float deepest, int depth, int num_depths) const {
     if (num_depths < kManyLevels) return false;
-#pragma unroll
-    for (int depth = 2; depth < kManyLevels; ++depth) deepest += lists_.costs[depth * lists_.stride];
+    for (; depth < kManyLevels; ++depth) deepest += lists_.costs[depth * lists_.stride];
     return may_enter(deepest);
   }
 
@@ -128,9 +185,10 @@ class TreeLevels {
   __device__ void add_level(int depth) {
     const float* costs = lists_.costs + depth * lists_.stride;
     const TreeNode* nodes = shared_.nodes[now_];
+    const int num_children = numbers_.count;
     shared_.costs[1 - now_][thread_] = INFINITY;
 #pragma unroll 1
-    for (int at = thread_; at < num_children_; at += kDraftThreads) {
+    for (int at = thread_; at < num_children; at += kDraftThreads) {
       const int number = numbers_.of[at] >> ChildNumbers::kRankBits, rank = numbers_.of[at] & (kDraftMaxTopK - 1);
       shared_.afters[at] = kNoNode;
       if (number >= num_parents_) continue;
@@ -138,7 +196,7 @@ class TreeLevels {
       const float cost = nodes[parent].cost + costs[rank];
       const int after = find(cost, parent);
       if (!is_cost(cost) || after + (number + 1) * (rank + 1) >= num_nodes_) continue;
-      shared_.keys[at] = static_cast<uint64_t>(__float_as_uint(cost)) << 32 | parent << 8 | rank;
+      shared_.keys[at] = child_key(cost, parent, rank);
       shared_.afters[at] = after << 16 | atomicAdd(&shared_.counts[after], 1u);
     }
     __syncthreads();
@@ -147,7 +205,7 @@ class TreeLevels {
     shared_.counts[thread_] = 0;
     if (thread_ == 0) shared_.behind[shared_.firsts[kDraftMaxNodes]] = ~uint64_t(0);
 #pragma unroll 1
-    for (int at = thread_; at < num_children_; at += kDraftThreads) {
+    for (int at = thread_; at < num_children; at += kDraftThreads) {
       const uint32_t after = shared_.afters[at];
       if (after != kNoNode) shared_.behind[shared_.firsts[after >> 16] + (after & 0xffff)] = shared_.keys[at];
     }
@@ -156,7 +214,7 @@ class TreeLevels {
     if (stays) put(next, index, moved(nodes[thread_]));
     const int num_staying = __syncthreads_count(stays);
 #pragma unroll 1
-    for (int at = thread_; at < num_children_; at += kDraftThreads)
+    for (int at = thread_; at < num_children; at += kDraftThreads)
       if (shared_.afters[at] != kNoNode) put_child(next, depth, shared_.afters[at] >> 16, shared_.keys[at]);
     size_ = min(num_nodes_, size_ + static_cast<int>(shared_.firsts[kDraftMaxNodes]));
     num_parents_ = size_ - num_staying;
@@ -235,12 +293,21 @@ class TreeLevels {
     shared_.costs[buffer][index] = node.cost;
   }
 
+  __device__ static uint64_t child_key(float cost, uint32_t parent, uint32_t rank) {
+    return static_cast<uint64_t>(__float_as_uint(cost)) << 32 | parent << 8 | rank;
+  }
+
   __device__ static bool is_cost(float cost) { return __float_as_uint(cost) < kNoCost; }
 
   const DraftLists& lists_;
   const ChildNumbers& numbers_;
   TreeShared& shared_;
-  const int num_nodes_, num_children_, thread_;
+  const int num_nodes_, thread_;
+  const int num_firsts_;  // nodes that the first two levels may have
+  const int shift_;       // log2 of the threads that count for one of them
+  const int first_;       // this thread's
+  const int child_;       // whose child that is; -1: the root's
+  const int rank_;        // among its parent's children
   int now_;   // which of the buffers holds the tree
   int size_;  // of it
   int num_parents_;

@@ -4,7 +4,7 @@
 //
 // Whoever waits must know that the senders run. Every block of a batch row comes for a ticket as it begins, and the finisher is
 // the one that came last: all the others had begun by then, and they wait for nobody. One block more than there are chunks
-// holds back for a while, so as to be the last: it has time to prepare.
+// holds back for a while, so as to be the last: it has nothing else to do, and is ready when the words come.
 #pragma once
 #include "draft_block.cuh"
 
@@ -13,7 +13,7 @@
 namespace flashtrie {
 
 constexpr uint64_t kNothing = 1;  // a word that stands for no key: below all keys
-constexpr int kDealtKeys = 8;     // keys of a chunk that are looked at together
+constexpr int kDealtKeys = 4;     // keys of a chunk that are looked at together
 
 // Keys that a chunk sends, kNothing behind the top_k best.
 __device__ __forceinline__ int chunk_keys(int top_k) { return (top_k + kDealtKeys - 1) / kDealtKeys * kDealtKeys; }

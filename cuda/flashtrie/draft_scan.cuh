@@ -229,17 +229,8 @@ __device__ __forceinline__ void list_warp(ScanShared& shared, const TilePart<T>&
   }
 }
 
-// Where a chunk's words go: keys in pairs, which lie a step apart.
-struct ChunkPlace {
-  uint64_t* keys;  // [chunk_keys(top_k) / 2, 2], or null: they are not wanted
-  uint64_t* sum;
-  int step;
-
-  __device__ uint64_t* key(int rank) const { return keys + (rank >> 1) * step + (rank & 1); }
-};
-
-// The block sends the top_k best of n keys, descending, then kNothing; a group of lanes finds each key's rank.
-__device__ __forceinline__ void send_best(const uint64_t* list, int n, int top_k, const ChunkPlace& to) {
+// The block writes the top_k best of n keys, descending, then kNothing; a group of lanes finds each key's rank.
+__device__ __forceinline__ void write_best(const uint64_t* list, int n, int top_k, uint64_t* keys) {
   const int log2_lanes = n <= kDraftThreads / 8 ? 3 : 0, lanes = 1 << log2_lanes;
   const int lane = threadIdx.x & 31, own = lane & (lanes - 1);
 #pragma unroll 1
@@ -247,10 +238,10 @@ __device__ __forceinline__ void send_best(const uint64_t* list, int n, int top_k
     const int at = base + (lane >> log2_lanes);
     const uint64_t key = list[min(at, n - 1)];
     const int rank = count_by_lanes(list, n, key, own, lanes, [&](uint64_t other) { return other > key; });
-    if (own == 0 && at < n && rank < top_k) send(to.key(rank), key);
+    if (own == 0 && at < n && rank < top_k) send(keys + rank, key);
   }
   const int rank = static_cast<int>(threadIdx.x);
-  if (rank >= min(n, top_k) && rank < chunk_keys(top_k)) send(to.key(rank), kNothing);
+  if (rank >= min(n, top_k) && rank < chunk_keys(top_k)) send(keys + rank, kNothing);
 }
 
 // One warp: the block's sum from those of all its threads.
@@ -299,6 +290,12 @@ struct WarpSum {
   __device__ static float warp_peak(float peak) { return score_of(warp_max(ordered_score(fmaxf(peak, -INFINITY)))); }
 };
 
+// Where a chunk's words go.
+struct ChunkPlace {
+  uint64_t* keys;  // [chunk_keys(top_k)], or null: they are not wanted
+  uint64_t* sum;
+};
+
 // One block: top_k keys and the sum of exponentials of one chunk, sent to where `place` says. A tile's exponentials are summed
 // while its loads arrive; then the values that reach the bound are listed. The bound comes from the first tile with enough
 // logits above -inf. Returns whether `ticket`, thread 0's, is `last`.
@@ -325,7 +322,7 @@ __device__ __forceinline__ bool scan_chunk(const T* row, int vocab_size, Chunk c
   const ChunkPlace to = place();
   if (to.keys) {
     if (shared.num_listed > kListCapacity) list_exactly(row, vocab_size, chunk, shared, top_k);
-    send_best(shared.list, static_cast<int>(shared.num_listed), top_k, to);
+    write_best(shared.list, static_cast<int>(shared.num_listed), top_k, to.keys);
   }
   if (warp == kDraftWarps - 1) {
     const ExpSum joined = join_threads(shared, lane);

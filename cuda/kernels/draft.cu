@@ -22,7 +22,7 @@ struct DraftParams {
   const int32_t* roots;
   const int32_t* base_lengths;
   const int32_t* vocab_map;
-  uint64_t* chunk_keys;  // [B, depths, chunk_keys(top_k) / 2, chunks, 2] (logit, id), descending; zero before and after
+  uint64_t* chunk_keys;  // [B, depths, chunks, chunk_keys(top_k)] (logit, id), descending; zero before and after
   uint64_t* chunk_sums;  // [B, depths, chunks] words of ExpSum, zero before and after
   uint32_t* tickets;     // [B], zero before and after
   int32_t num_chunks;    // of a row
@@ -44,7 +44,7 @@ struct alignas(16) FinishShared {
   ChildNumbers numbers;
 };
 
-static_assert(sizeof(FinishShared) == 39776, "FINISH_BYTES of cuda_draft_layout.py");
+static_assert(sizeof(FinishShared) == 45920, "FINISH_BYTES of cuda_draft_layout.py");
 
 // The finisher of a batch row: chunks to candidate lists, lists to a tree, tree to outputs.
 class Finish {
@@ -61,19 +61,13 @@ class Finish {
     lists_.ids = reinterpret_cast<uint32_t*>(lists_.costs + (depths_ + 2) * lists_.stride);
   }
 
-  // `rehearses`: there is time to do it all with words made up first, after which the instructions are in the caches that they
-  // would else be waited for, one after the other.
-  __device__ void run(bool rehearses) {
+  __device__ void run() {
     const int32_t root = params_.roots[batch_], base_length = params_.base_lengths[batch_];
+    TreeLevels levels(lists_, shared_.numbers, shared_.tree, sizes_.num_nodes);
     clear_ends();
     number_children(shared_.numbers, sizes_.num_nodes, sizes_.top_k);
-#pragma unroll 1
-    for (bool is_real = !rehearses;; is_real = true) {
-      const bool is_bad = __syncthreads_or(merge(is_real));
-      write(grow(), root, base_length, is_bad);
-      if (is_real) break;
-      __syncthreads();
-    }
+    const bool is_bad = __syncthreads_or(merge());
+    write(grow(levels), root, base_length, is_bad);
   }
 
  private:
@@ -93,9 +87,9 @@ class Finish {
   }
 
   // Returns whether a row of this warp is bad.
-  __device__ bool merge(bool is_real) {
+  __device__ bool merge() {
     const int warp = warp_index();
-    const ChunkMail mail{keys(), sums(), depths_, params_.num_chunks, sizes_.top_k, is_real};
+    const ChunkMail mail{keys(), sums(), depths_, params_.num_chunks, sizes_.top_k};
     bool is_bad = false;
 #pragma unroll 1
     for (int first = warp; first < depths_; first += kRowsAtOnce * kDraftWarps)
@@ -103,9 +97,9 @@ class Finish {
     return is_bad;
   }
 
-  __device__ Tree grow() {
+  __device__ Tree grow(TreeLevels& levels) {
     TreeShared& shared = shared_.tree;
-    const Tree tree = TreeLevels(lists_, shared_.numbers, shared, sizes_.num_nodes).grow(depths_);
+    const Tree tree = levels.grow(depths_);
     if (tree.size > 0) return tree;
     if (warp_index() == 0)
       shared.size = TreePick(lists_, shared, sizes_.num_nodes).run();
@@ -175,15 +169,14 @@ __device__ __forceinline__ void build(const DraftParams& params, unsigned char* 
     const int first_tile = static_cast<int>(chunk) * params.chunk_tiles;
     const Chunk tiles{first_tile, min(first_tile + params.chunk_tiles, params.num_tiles), params.tile_packs};
     const auto place = [&]() -> ChunkPlace {
-      const int64_t row = batch * depths + depth;
-      uint64_t* keys = params.chunk_keys + row * chunks * chunk_keys(sizes.top_k) + 2 * chunk;
-      return {params.sums_only ? nullptr : keys, params.chunk_sums + row * chunks + chunk, static_cast<int>(2 * chunks)};
+      const int64_t at = (batch * depths + depth) * chunks + chunk;
+      return {params.sums_only ? nullptr : params.chunk_keys + at * chunk_keys(sizes.top_k), params.chunk_sums + at};
     };
     const bool is_finisher = scan_chunk(row, sizes.vocab_size, tiles, *reinterpret_cast<ScanShared*>(memory), sizes.top_k,
                                         place, ticket, chunks * depths);
     if (params.sums_only || !is_finisher) return;
   }
-  Finish(params, batch, memory).run(is_spare);
+  Finish(params, batch, memory).run();
 }
 
 }  // namespace flashtrie

@@ -15,9 +15,9 @@ TILE_LOGITS = 8192
 """Most logits that one block reads at a time (kTileLogits)."""
 SCAN_BYTES = 11_536
 """Shared memory of a block's scan (ScanShared)."""
-FINISH_BYTES = 39_776
+FINISH_BYTES = 45_920
 """Shared memory of a block that merges rows and grows a tree (FinishShared), before its lists."""
-DEALT_KEYS = 8
+DEALT_KEYS = 4
 """A chunk sends a multiple of so many keys (kDealtKeys)."""
 BLOCKS_PER_MULTIPROCESSOR = 3
 """Blocks that run at once (kBlocksAtOnce)."""
