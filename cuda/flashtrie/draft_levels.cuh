@@ -24,8 +24,7 @@ struct alignas(16) TreeNode {
 };
 
 constexpr int kMaskStride = kDraftMaxNodes / 32 + 1;  // odd, so that rows begin in all banks
-constexpr int kMostPicked = 32;                       // nodes of a tree that may be picked: one a lane
-constexpr int kManyLevels = 6;                        // take longer than picking 32 nodes
+constexpr int kMostPicked = 64;                       // nodes of a tree that may be picked: two a lane
 constexpr int kMostChildren = 800;                    // sum of (N - 1) / (rank + 2) over all ranks
 
 struct TreeShared {
@@ -176,8 +175,9 @@ class TreeLevels {
 
   // Whether, by what is known of the first levels, the tree may have so many that picking its nodes is faster.
   __device__ bool goes_deep(float deepest, int depth, int num_depths) const {
-    if (num_depths < kManyLevels) return false;
-    for (; depth < kManyLevels; ++depth) deepest += lists_.costs[depth * lists_.stride];
+    const int many = num_nodes_ <= 32 ? 6 : 10;  // picking 32 nodes takes 3 us, 64 nodes 9, a level about 1
+    if (num_depths < many) return false;
+    for (; depth < many; ++depth) deepest += lists_.costs[depth * lists_.stride];
     return may_enter(deepest);
   }
 

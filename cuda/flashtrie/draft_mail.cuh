@@ -3,7 +3,7 @@
 // fence, no ticket and no second read.
 //
 // Whoever waits must know that the senders run. Every block of a batch row comes for a ticket as it begins, and the finisher is
-// the one that came last: all the others had begun by then, and they wait for nobody. One block more than there are chunks
+// the one that came last: all the others had begun by then, and they wait for nobody. A block more than there are chunks
 // holds back for a while, so as to be the last: it has nothing else to do, and is ready when the words come.
 #pragma once
 #include "draft_block.cuh"

@@ -2,8 +2,9 @@
 //
 // A row of logits is cut into equal tiles of at most 8,192; a chunk is one or a few tiles in turn. Every block reads one
 // chunk once, 16 bytes a load and a tile's loads all in flight together, and sends the chunk's top_k values and its sum of
-// exponentials through the workspace. One block more a batch row merges the chunks of its rows, two rows a warp, grows the tree
-// level by level, or node by node if it is small and deep, and writes all outputs.
+// exponentials through the workspace. The block that began last for a batch row, which is one more than there are chunks if
+// all run at once, merges the chunks of its rows, two rows a warp, grows the tree level by level, or node by node if it is small
+// and deep, and writes all outputs.
 //
 // Reads a batch row: (block - 1) V logits once; from L2 the workspace, 8 top_k + 8 bytes a chunk, twice at least.
 #include "../flashtrie/draft_pick.cuh"
@@ -102,7 +103,8 @@ class Finish {
     const Tree tree = levels.grow(depths_);
     if (tree.size > 0) return tree;
     if (warp_index() == 0)
-      shared.size = TreePick(lists_, shared, sizes_.num_nodes).run();
+      shared.size = sizes_.num_nodes <= 32 ? TreePick<1>(lists_, shared, sizes_.num_nodes).run()
+                                           : TreePick<2>(lists_, shared, sizes_.num_nodes).run();
     else
       touch(params_.out);
     __syncthreads();
@@ -155,15 +157,15 @@ class Finish {
 template <typename T>
 __device__ __forceinline__ void build(const DraftParams& params, unsigned char* memory) {
   const DraftSizes& sizes = params.sizes;
-  const uint32_t chunks = params.num_chunks, depths = sizes.num_depths();  // grid: chunks, depths and a spare one, batch rows
+  const uint32_t chunks = params.num_chunks, depths = sizes.num_depths();  // grid: chunks, depths and perhaps a spare one, batch rows
   const int64_t batch = blockIdx.z;
-  const bool is_spare = depths > 0 && blockIdx.y == depths;  // a tree of one node has nothing to scan
-  if (is_spare) {
+  const uint32_t num_tickets = chunks * depths + (gridDim.y > depths ? 1 : 0);
+  if (depths > 0 && blockIdx.y == depths) {  // a tree of one node has nothing to scan
     if (params.sums_only || blockIdx.x > 0) return;
-    if (!__syncthreads_or(threadIdx.x == 0 && comes_last(params.tickets + batch, chunks * depths + 1))) return;
+    if (!__syncthreads_or(threadIdx.x == 0 && comes_last(params.tickets + batch, num_tickets))) return;
   } else if (depths > 0) {
     uint32_t ticket = 0;
-    if (threadIdx.x == 0 && !params.sums_only) ticket = take_ticket(params.tickets + batch, chunks * depths + 1);
+    if (threadIdx.x == 0 && !params.sums_only) ticket = take_ticket(params.tickets + batch, num_tickets);
     const uint32_t depth = blockIdx.y, chunk = blockIdx.x;
     const T* row = reinterpret_cast<const T*>(params.rows + batch * params.block_bytes + depth * params.row_bytes);
     const int first_tile = static_cast<int>(chunk) * params.chunk_tiles;
@@ -173,7 +175,7 @@ __device__ __forceinline__ void build(const DraftParams& params, unsigned char* 
       return {params.sums_only ? nullptr : params.chunk_keys + at * chunk_keys(sizes.top_k), params.chunk_sums + at};
     };
     const bool is_finisher = scan_chunk(row, sizes.vocab_size, tiles, *reinterpret_cast<ScanShared*>(memory), sizes.top_k,
-                                        place, ticket, chunks * depths);
+                                        place, ticket, num_tickets - 1);
     if (params.sums_only || !is_finisher) return;
   }
   Finish(params, batch, memory).run();

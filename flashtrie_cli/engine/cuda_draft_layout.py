@@ -167,11 +167,13 @@ def _row_packs(plan: DraftPlan, logits: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a row of logits is cut: ``num_tiles`` of ``tile_packs`` packs, ``chunk_tiles`` of them to a block."""
+    """How a row of logits is cut: ``num_tiles`` of ``tile_packs`` packs, ``chunk_tiles`` of them to a block.
+    ``has_spare``: a block of its own finishes each batch row, as there is room for it."""
 
     num_tiles: int
     tile_packs: int
     chunk_tiles: int
+    has_spare: bool
 
     @property
     def num_chunks(self) -> int:
@@ -194,7 +196,7 @@ def tiling(plan: DraftPlan, logits: int, num_multiprocessors: int) -> Tiling:
     chunk_tiles = 1 if num_rounds <= FEW_ROUNDS else 2
     if plan.logit_type != "float32" and num_rounds > MANY_ROUNDS:
         chunk_tiles = 4  # they are read in half the time
-    return Tiling(num_tiles, loads * THREADS, min(chunk_tiles, num_tiles))
+    return Tiling(num_tiles, loads * THREADS, min(chunk_tiles, num_tiles), num_rounds <= FEW_ROUNDS)
 
 
 def max_chunks(vocab_size: int) -> int:
@@ -312,4 +314,5 @@ def fill_params(
     if plan.batch_size > _MAX_GRID_Z:
         raise UsageError(f"{plan.batch_size} batch rows do not fit into one launch", hint="split the batch")
     chunks = cut.num_chunks if plan.num_depths else 1
-    return params, (chunks, plan.num_depths + 1, plan.batch_size)  # one block of the last row finishes
+    has_spare = cut.has_spare or plan.num_depths == 0
+    return params, (chunks, plan.num_depths + has_spare, plan.batch_size)
