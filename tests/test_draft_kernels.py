@@ -160,7 +160,9 @@ def test_trees_of_every_shape(library: ctypes.CDLL, top_k: int, step: float) -> 
     assert len(levels) > 2
 
 
-@pytest.mark.parametrize(("top_k", "num_nodes"), [(4, 60), (8, 100), (8, 128), (8, 256), (20, 200), (32, 256)])
+@pytest.mark.parametrize(
+    ("top_k", "num_nodes"), [(4, 60), (8, 100), (8, 128), (8, 256), (20, 200), (32, 256)]
+)
 @pytest.mark.parametrize("scale", [0.5, 1.5, 4.0])
 def test_trees_of_many_levels(library: ctypes.CDLL, top_k: int, num_nodes: int, scale: float) -> None:
     """Four levels and more, of few nodes and of many; more children than threads."""
@@ -181,7 +183,9 @@ def test_ties_between_levels(library: ctypes.CDLL, num_nodes: int, top_k: int) -
     """Children as good as their parents and as other levels' nodes, also where the tree ends: the same nodes as the
     cpu engine's, bit for bit, since these logits' log-sum-exps are the same everywhere."""
     rng = np.random.default_rng(num_nodes * 100 + top_k)
-    logits = -rng.integers(200, 204, (4, 12, 40)).astype(np.float32)  # they add nothing to a sum of exponentials
+    logits = -rng.integers(200, 204, (4, 12, 40)).astype(
+        np.float32
+    )  # they add nothing to a sum of exponentials
     for batch, depth in itertools.product(range(4), range(12)):
         likely = rng.choice(40, rng.choice([1, 2, 2, 4]), replace=False)
         logits[batch, depth, likely] = 0.0
