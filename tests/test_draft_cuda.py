@@ -52,6 +52,19 @@ def test_constants_are_the_kernels() -> None:
     assert int(kernel["kBlocksAtOnce"]) == layout.BLOCKS_PER_MULTIPROCESSOR
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "vocab_size", "num_nodes", "grid"),
+    [
+        (1, 151_936, 32, (19, 16, 1)),  # a block more than there are chunks finishes
+        (64, 151_936, 32, (10, 15, 64)),  # blocks take turns: one of them finishes
+        (3, 151_936, 1, (1, 1, 3)),  # nothing is read
+    ],
+)
+def test_grids(batch_size: int, vocab_size: int, num_nodes: int, grid: tuple[int, int, int]) -> None:
+    plan = DraftPlan(batch_size, 16, vocab_size, num_nodes, 8)
+    assert layout.fill_params(plan, {"logits": 0}, 0, 132)[1] == grid
+
+
 STRUCTURES = {
     "DraftSizes": ("flashtrie/draft.cuh", layout.Sizes),
     "DraftOutputs": ("flashtrie/draft.cuh", layout.Outputs),
