@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from flashtrie_cli.engine.cpu_build import make_builder
 from flashtrie_cli.errors import InputError, OutputError, UsageError
-from flashtrie_cli.files import check_output
+from flashtrie_cli.files import check_output, scratch_directory
 from flashtrie_cli.format import layout
 from flashtrie_cli.format.writer import CODECS, DEFAULT_LEVEL, IndexWriter
 from flashtrie_cli.keys.batch import KeyBatch
@@ -111,9 +110,7 @@ def build_index(
     """
     options = options or BuildOptions()
     check_output(path, force=options.force)
-    with tempfile.TemporaryDirectory(
-        prefix=".flashtrie-", dir=os.path.dirname(os.path.abspath(path))
-    ) as scratch:
+    with scratch_directory(path) as scratch:
         return _Build(path, scratch, tokenizer, options, progress or (lambda stage, keys: None)).run(keys)
 
 
@@ -157,7 +154,9 @@ class _Build:
                 self.builder.finish()
         except OSError as error:
             raise OutputError(
-                f"temporary space is short: {error.strerror or error}", file=self.path
+                f"temporary space is short: {error.strerror or error}",
+                file=self.path,
+                hint="temporary files lie beside the output; with more --memory there are fewer",
             ) from error
         except self.conflict as error:
             raise self._explained(error) from error
@@ -359,6 +358,12 @@ def _batch(sequences: list[Any], first_line: int) -> KeyBatch:
     return KeyBatch(flat.astype(np.uint32), offsets, None, lines, "keys")
 
 
+def _save(file: BinaryIO, array: npt.NDArray[Any]) -> None:
+    """As np.save, which on a full disk says how many bytes it wrote, but not that the disk is full."""
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+    file.write(np.ascontiguousarray(array).data)
+
+
 class _Stash:
     """Batches put aside in order: in memory up to a limit, then in a file."""
 
@@ -385,7 +390,7 @@ class _Stash:
                 )
                 for array in (batch.tokens, batch.offsets, batch.values, batch.lines):
                     if array is not None:
-                        np.save(file, array)
+                        _save(file, array)
         self._files.append(path)
         self._held, self.held_bytes = [], 0
 

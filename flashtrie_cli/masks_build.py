@@ -53,7 +53,7 @@ def build_masks(
         raise UsageError("masks need the model's vocabulary", hint="--tokenizer tokenizer.json")
     if bool(inputs) == bool(json_schema):
         raise UsageError("give either files of strings or --json-schema")
-    check_output(output, force=force)
+    check_output(output, force=force, inputs=(*inputs, tokenizer, json_schema))
     clock = _Clock()
     found = read_schema_enum(json_schema, pointer) if json_schema else read_string_sets(inputs, form)
     clock.stage("read")

@@ -32,7 +32,7 @@ FLOORS = (
 LONGEST_FILE = dict.fromkeys((".py", ".cpp", ".hpp", ".cu", ".cuh"), 500)
 """Lines past which a file wants to be two."""
 
-SPEAKERS = ("report", "streams", "cli")
+SPEAKERS = ("report", "streams", "cli", "__main__")
 WORKERS = ("bench.builds",)
 """Run as processes of their own too, whose streams a benchmark reads."""
 

@@ -201,9 +201,11 @@ class _Run:
     def _check_outputs(self) -> None:
         from flashtrie_cli.files import check_output
 
+        asked = self.request
         for path in (self.export, self.report):
             if path is not None:
-                check_output(path, force=True)
+                inputs = (self.against, asked.index, asked.proposals, asked.targets)
+                check_output(path, force=True, inputs=inputs)
 
     def _measure(self, base: dict[str, Any] | None, watch: Any) -> None:
         if self.request.workload == "build":

@@ -172,7 +172,7 @@ def command(
         tail=tail,
     )
     if not estimate:
-        check_output(output, force=force)
+        check_output(output, force=force, inputs=(*inputs, tokenizer))
     name = tokenizer or ("words" if kind == "text" else None)
     spoken: Any = open_tokenizer(name) if name else None
 

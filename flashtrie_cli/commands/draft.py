@@ -133,17 +133,16 @@ def _build(
     import time
 
     from flashtrie_cli.errors import InputError, UsageError
-    from flashtrie_cli.files import check_output
     from flashtrie_cli.query.draft import build_draft_trees
     from flashtrie_cli.query.draft_files import read_array, read_integers, read_logits, write_trees
     from flashtrie_cli.query.draft_formats import FORMATS, to_format
-    from flashtrie_cli.streams import open_results
+    from flashtrie_cli.streams import check_results, open_results
 
     if format_name not in FORMATS:
         raise UsageError(f"format {format_name!r} is not one of {', '.join(FORMATS)}")
     if json and output == "-":
         raise UsageError("--json and -o - both write to stdout")
-    check_output(output, force=force)
+    check_results(output, force=force, inputs=(path, held["index"], *paths.values()))
     began = time.perf_counter()
     logits = read_logits(path)
     batch_size = len(logits) if logits.ndim == 3 else 0

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flashtrie_cli.commands.common import Debug, Engine, IndexPath, Json, Quiet
+from flashtrie_cli.commands.common import Debug, Engine, Force, IndexPath, Json, Quiet
 
 
 def command(
@@ -14,6 +14,7 @@ def command(
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - is stdout.")] = "-",
     ids: Annotated[bool, typer.Option("--ids", help="Token ids, also where the index holds text.")] = False,
     engine: Engine = "auto",
+    force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -25,13 +26,14 @@ def command(
     """
     from flashtrie_cli.index import Index
     from flashtrie_cli.query.lookup import key_texts, value_text
-    from flashtrie_cli.streams import json_line, open_results, text_bytes, warn
+    from flashtrie_cli.streams import check_results, json_line, open_results, text_bytes, warn
 
+    check_results(output, force=force, inputs=(index,))
     opened = Index.open(index, engine=engine)
     if opened.text_missing and not ids:
         warn(f"token ids only: {opened.text_missing}")
     has_text = opened.vocabulary is not None
-    with open_results(output) as out:
+    with open_results(output, force=force) as out:
         for keys in opened.keys():
             key_ids = keys.key_ids.tolist()
             texts = key_texts(opened, keys, as_ids=ids)

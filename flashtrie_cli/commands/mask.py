@@ -41,17 +41,16 @@ def command(
     """
     from flashtrie_cli.commands.common import thread_count
     from flashtrie_cli.errors import UsageError
-    from flashtrie_cli.files import check_output
     from flashtrie_cli.query.mask_output import FORMATS, mask_writer
     from flashtrie_cli.query.token_masks import TokenMasks
-    from flashtrie_cli.streams import open_results
+    from flashtrie_cli.streams import check_results, open_results
 
     chosen = "jsonl" if json else output_format
     if chosen not in FORMATS:
         raise UsageError(f"format {chosen!r} is not one of {', '.join(FORMATS)}")
     if chosen == "npy" and output == "-":
         raise UsageError("npy goes to a file", hint="--output OUT.npy")
-    check_output(output, force=force)
+    check_results(output, force=force, inputs=(index, prefixes))
     masks = TokenMasks.open(index, threads=thread_count(threads))
     states = [state_of(masks, line, ids, prefixes, number) for number, line in _lines(prefixes)]
     with open_results(output, force=force) as out:
