@@ -16,7 +16,7 @@ from flashtrie_cli.engine.cpu_build import make_builder
 from flashtrie_cli.errors import InputError, OutputError, UsageError
 from flashtrie_cli.files import check_output, scratch_directory
 from flashtrie_cli.format import layout
-from flashtrie_cli.format.writer import CODECS, DEFAULT_LEVEL, IndexWriter
+from flashtrie_cli.format.writer import DEFAULT_LEVEL, IndexWriter, check_codec
 from flashtrie_cli.keys.batch import KeyBatch
 from flashtrie_cli.keys.tokenizers import HuggingFaceTokenizer, Tokenizer
 from flashtrie_cli.keys.vocabulary import WordVocabulary
@@ -58,14 +58,11 @@ class BuildOptions:
             raise UsageError(
                 f"rule for duplicates {self.duplicates!r} is not one of {', '.join(DUPLICATE_RULES)}"
             )
-        if self.codec not in CODECS:
-            raise UsageError(f"codec {self.codec!r} is not one of {', '.join(CODECS)}")
+        check_codec(self.codec, self.level)
         if self.value_type not in ("auto", "float"):
             raise UsageError(f"value type {self.value_type!r} is not auto or float")
         if self.tail not in TAIL_RULES:
             raise UsageError(f"rule for tails {self.tail!r} is not one of {', '.join(TAIL_RULES)}")
-        if not 1 <= self.level <= 22:
-            raise UsageError(f"level {self.level} is not between 1 and 22")
         if self.memory < MIN_MEMORY:
             raise UsageError(
                 f"memory of {self.memory >> 20} MiB is too little", hint="--memory 128M at least"

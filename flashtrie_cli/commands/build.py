@@ -115,11 +115,12 @@ def command(
             is_sorted,
             tail != "off",
             estimate,
+            memory != "1G",
         )
         if any(keys_alone):
             raise UsageError(
-                "--lowercase, --values, --value-type, --duplicates, --sorted, --tail and --estimate are for keys, "
-                "not for --masks"
+                "--lowercase, --values, --value-type, --duplicates, --sorted, --tail, --memory and --estimate are for "
+                "keys, not for --masks"
             )
         from flashtrie_cli.commands.common import thread_count
         from flashtrie_cli.masks_build import build_masks
