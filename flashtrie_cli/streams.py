@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from flashtrie_cli.files import STANDARD, atomic_output, check_output, writing_to_stdout
@@ -39,6 +39,22 @@ def json_line(value: Any) -> bytes:
 def text_bytes(text: str) -> bytes:
     """Text as UTF-8; lone surrogates as the bytes they stand for."""
     return text.encode("utf-8", "surrogateescape")
+
+
+class TsvWatch:
+    """Warns, once, where a text on its way into TSV holds what separates columns or lines there."""
+
+    def __init__(self) -> None:
+        self._has_warned = False
+
+    def check(self, texts: Sequence[str]) -> None:
+        """Look at some more texts."""
+        if self._has_warned:
+            return
+        joined = "\n".join(texts)
+        if joined.count("\n") >= max(len(texts), 1) or "\t" in joined or "\r" in joined:
+            self._has_warned = True
+            warn("a text holds a TAB or a line break, and stands in the output as it is (hint: --json)")
 
 
 def print_json(value: Any) -> None:

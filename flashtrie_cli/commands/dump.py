@@ -26,13 +26,14 @@ def command(
     """
     from flashtrie_cli.index import Index
     from flashtrie_cli.query.lookup import key_texts, value_text
-    from flashtrie_cli.streams import check_results, json_line, open_results, text_bytes, warn
+    from flashtrie_cli.streams import TsvWatch, check_results, json_line, open_results, text_bytes, warn
 
     check_results(output, force=force, inputs=(index,))
     opened = Index.open(index, engine=engine)
     if opened.text_missing and not ids:
         warn(f"token ids only: {opened.text_missing}")
     has_text = opened.vocabulary is not None
+    watch = TsvWatch()
     with open_results(output, force=force) as out:
         for keys in opened.keys():
             key_ids = keys.key_ids.tolist()
@@ -51,6 +52,7 @@ def command(
                         row["value"] = values[i]
                     out.write(json_line(row))
                 continue
+            watch.check(texts)
             if keys.offsets[1] == 0 and len(keys):
                 warn("the empty key is an empty line, which a build skips (hint: --json keeps it)")
             if values is not None:

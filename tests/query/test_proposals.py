@@ -353,8 +353,8 @@ class TestLines:
             ),
             ('{"tokens": [[1]], "logprobs": [["-1"]]}', "log-prob of step 0, slot 0 is not a number"),
             ('{"tokens": [[1]], "logprobs": [[false]]}', "log-prob of step 0, slot 0 is not a number"),
-            ('{"tokens": [[1]], "logprobs": [[NaN]]}', "NaN is no log-prob"),
-            ('{"tokens": [[1]], "logprobs": [[Infinity]]}', "Infinity is no log-prob"),
+            ('{"tokens": [[1]], "logprobs": [[NaN]]}', "log-prob of query 1, step 0, slot 0 is NaN"),
+            ('{"tokens": [[1]], "logprobs": [[Infinity]]}', "log-prob of query 1, step 0, slot 0 is +inf"),
             (
                 '{"tokens": [[1], [2, 3]], "logprobs": [[1], [2, 1e999]]}',
                 "log-prob of query 1, step 1, slot 1 is +inf",
