@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from flashtrie_cli.index import Index
 
 BATCH_SIZE = 512
+MAX_DIGITS = 20
+"""Of a token id; Python itself refuses to read thousands."""
 
 
 def command(
@@ -126,7 +128,7 @@ def _token(index: Index, text: str) -> int:
     """A token named by its id, or by its word in the index's vocabulary."""
     from flashtrie_cli.errors import UsageError
 
-    if text.isdigit():
+    if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS:
         return int(text)
     found = index.vocabulary.id(text) if index.vocabulary is not None else None
     if found is None:
