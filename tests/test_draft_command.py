@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from draft_cases import random_logits, vectors
+from program import assert_one_line
 
 Run = Callable[..., Any]
 
@@ -205,3 +206,64 @@ def test_bad_rows_are_warned_of(flashtrie: Run, example: Path) -> None:
     done = flashtrie("draft", example / "nan.npy", "-o", example / "nan.npz", "-q", "-k", 2)
     assert done.returncode == 0
     assert b"warning: 1 of 1 rows hold NaN" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "array", "says"),
+    [
+        ("--roots", np.array([1 << 31]), "int32"),
+        ("--base-lengths", np.array([-1]), "lengths that are not between"),
+        ("--vocab-map", np.arange(3), "shape [3]"),
+        ("--vocab-map", -np.arange(8), "negative"),
+        ("--vocab-map", np.zeros(8, np.float32), "float32"),
+        ("--vocab-map", np.zeros(8, np.int32), "two of the drafter"),
+        ("--start-states", np.array([99]), "not nodes of the trie"),
+    ],
+)
+def test_errors_name_the_file_at_fault(
+    flashtrie: Run, words_index: Path, tmp_path: Path, option: str, array: np.ndarray, says: str
+) -> None:
+    """Not the logits, whatever is wrong beside them."""
+    np.save(tmp_path / "logits.npy", random_logits(np.random.default_rng(0), 1, 4, 8))
+    np.save(tmp_path / "other.npy", array)
+    done = flashtrie(
+        "draft", tmp_path / "logits.npy", "-o", tmp_path / "tree.npz", "--index", words_index, "--top-k", 2,
+        option, tmp_path / "other.npy",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert_one_line(done.stderr, "other.npy: ", says)
+    assert not (tmp_path / "tree.npz").exists()
+
+
+def test_logits_in_another_byte_order(flashtrie: Run, tmp_path: Path) -> None:
+    logits = random_logits(np.random.default_rng(0), 2, 4, 8)
+    made = []
+    for dtype in ("<f4", ">f4"):
+        np.save(tmp_path / "logits.npy", logits.astype(dtype))
+        done = flashtrie("draft", tmp_path / "logits.npy", "-o", "-", "--top-k", 2, "--quiet")
+        assert done.returncode == 0, done.stderr
+        made.append(done.stdout)
+    assert made[0] == made[1]
+
+
+def test_what_is_shown_must_be_trees(flashtrie: Run, example: Path) -> None:
+    done = flashtrie("draft", "--show", example / "logits.npy")
+    assert done.returncode == 2
+    assert_one_line(done.stderr, "logits.npy", "is no .npz of draft trees")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--tree-mask", "full"], "goes with --format sglang"),
+        (["--tree-mask", "full", "--format", "flashinfer"], "not flashinfer"),
+        (["--logit-type", "float8"], "float8"),
+        (["--logit-type", "float32"], "float32"),
+    ],
+)
+def test_options_that_would_be_passed_over(
+    flashtrie: Run, example: Path, flags: list[str], says: str
+) -> None:
+    done = flashtrie("draft", example / "logits.npy", "-o", example / "tree.npz", *options(example), *flags)
+    assert done.returncode == 2
+    assert_one_line(done.stderr, says)

@@ -135,13 +135,17 @@ def _build(
     from flashtrie_cli.errors import InputError, UsageError
     from flashtrie_cli.query.draft import build_draft_trees
     from flashtrie_cli.query.draft_files import read_array, read_integers, read_logits, write_trees
-    from flashtrie_cli.query.draft_formats import FORMATS, to_format
+    from flashtrie_cli.query.draft_formats import FORMATS, MASKED_FORMATS, to_format
     from flashtrie_cli.streams import check_results, open_results
 
     if format_name not in FORMATS:
         raise UsageError(f"format {format_name!r} is not one of {', '.join(FORMATS)}")
     if json and output == "-":
         raise UsageError("--json and -o - both write to stdout")
+    if tree_mask is not None and format_name not in MASKED_FORMATS:
+        raise UsageError(f"--tree-mask goes with --format {' or '.join(MASKED_FORMATS)}, not {format_name}")
+    if options["logit_type"] not in (None, "bfloat16"):
+        raise UsageError(f"logit type {options['logit_type']!r} is not bfloat16; others say what they are")
     check_results(output, force=force, inputs=(path, held["index"], *paths.values()))
     began = time.perf_counter()
     logits = read_logits(path)
@@ -160,8 +164,9 @@ def _build(
     read = time.perf_counter()
     try:
         trees = build_draft_trees(logits, roots, bases, **options)
-    except InputError as error:
-        raise InputError(error.message, file=path, hint=error.hint) from error
+    except InputError as error:  # of the argument that it names, else of the logits
+        file = paths.get(error.file or "") or path
+        raise InputError(error.message, file=file, hint=error.hint) from error
     built = time.perf_counter()
     mask = tree_mask or ("packed" if format_name == "tensorrt-llm" else "tree")
     with open_results(output, force=force) as out:
