@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from draft_cases import random_logits, vectors
 from program import assert_one_line
+from test_readme import commands
 
 Run = Callable[..., Any]
 
@@ -36,6 +39,23 @@ def options(folder: Path) -> list[Any]:
         "--top-k",
         2,
     ]
+
+
+DOCUMENT = (Path(__file__).parent.parent / "docs" / "draft_trees.md").read_text("utf-8")
+
+
+def test_the_document_shows_what_happens(flashtrie: Run, example: Path) -> None:
+    """Its commands, on the files of the kernel documentation's example and a trie of two of its tokens."""
+    (block,) = re.findall(r"^```console\n(.*?)^```", DOCUMENT, re.M | re.S)
+    built = flashtrie("build", "-", "--input", "ids", "-o", example / "titles.ft", stdin=b"1 3\n2\n")
+    assert built.returncode == 0, built.stderr
+    steps = commands(block)
+    assert len(steps) == 4
+    for command, shown in steps:
+        program, *arguments = shlex.split(command)
+        assert program == "flashtrie"
+        done = flashtrie(*arguments, cwd=example)
+        assert (done.returncode, done.stdout.decode()) == (0, shown), done.stderr
 
 
 @pytest.mark.parametrize("engine", ["auto", "reference"])
