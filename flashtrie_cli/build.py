@@ -17,9 +17,10 @@ from flashtrie_cli.errors import InputError, OutputError, UsageError
 from flashtrie_cli.files import check_output, scratch_directory
 from flashtrie_cli.format import layout
 from flashtrie_cli.format.writer import DEFAULT_LEVEL, IndexWriter, check_codec
+from flashtrie_cli.inputs.lines import shown
 from flashtrie_cli.keys.batch import KeyBatch
 from flashtrie_cli.keys.tokenizers import HuggingFaceTokenizer, Tokenizer
-from flashtrie_cli.keys.vocabulary import WordVocabulary
+from flashtrie_cli.keys.vocabulary import FrozenVocabulary, WordVocabulary
 from flashtrie_cli.trie.builder import DUPLICATE_RULES, VALUE_FLOAT, VALUE_NONE, VALUE_UNSIGNED
 from flashtrie_cli.trie.tails import (
     MAX_UNFOLDING,
@@ -240,15 +241,26 @@ class _Build:
 
     def _explained(self, error: Exception) -> InputError:
         what, file, line, other_file, other_line, tokens = error.args
-        text = ",".join(str(token) for token in tokens[:20]) + ("…" if len(tokens) > 20 else "")
         where = f"line {line}" if file == other_file else f"{self.sources[file]} line {line}"
         hints = {
             "keys are not in ascending order": "leave --sorted out, and the keys will be sorted",
             "the same key stands twice": "--duplicates first keeps one",
         }
-        detail = f"key [{text}], see also {where}" if line else f"key [{text}]"
+        detail = f"key {self._shown(tokens)}" + (f", see also {where}" if line else "")
         place = self.sources[other_file] if self.sources else self.path
         return InputError(f"{what}: {detail}", file=place, line=other_line or None, hint=hints.get(what))
+
+    def _shown(self, tokens: list[int]) -> str:
+        """A key for an error message: text where the index has any."""
+        vocabulary: Any = self.tokenizer
+        if isinstance(vocabulary, WordVocabulary):
+            vocabulary = FrozenVocabulary(self.word_text, self.word_ends)
+        if vocabulary is None:
+            return (
+                "[" + ",".join(str(token) for token in tokens[:20]) + ("…" if len(tokens) > 20 else "") + "]"
+            )
+        flat = np.array(tokens, np.uint32)
+        return shown(vocabulary.decode_batch(flat, np.array([0, len(flat)], np.int64))[0])
 
     def _write(self) -> None:
         options, counts = self.options, self.report.counts

@@ -155,6 +155,7 @@ class TestExitCodes:
             (["--input", "ids", "--sorted"], b"1\n3\n2\n", [":3", "line 2", "--sorted"]),
             (["--input", "ids", "--duplicates", "error"], b"7\n8\n7\n", [":3", "line 1", "twice"]),
             (["--input", "ids", "--values", "2"], b"7\t1\n8\n", [":2"]),
+            (["--duplicates", "error"], b"a b\nc\na b\n", [":3", "line 1", "key 'a b'"]),
             ([], b"ok\n\xff\xfe\n", [":2", "UTF-8"]),
         ],
     )

@@ -125,6 +125,18 @@ class TestNames:
         check_output(str(tmp_path / "new"), force=False, inputs=("-", "", None, str(tmp_path / "absent")))
         check_output(os.devnull, force=False, inputs=(os.devnull,))
 
+    def test_an_estimate_needs_no_output(self, flashtrie: Run, tmp_path: Path) -> None:
+        keys = tmp_path / "keys.txt"
+        keys.write_text("".join(f"key {i}\n" for i in range(1000)))
+        done = flashtrie("build", keys, "--estimate", "--json")
+        assert done.returncode == 0, done.stderr
+        guess = json.loads(done.stdout)
+        assert (guess["schema"], guess["num_keys"], guess["spills"]) == ("flashtrie.estimate/1", 1000, False)
+        assert b"about 1,000" in flashtrie("build", keys, "--estimate").stderr
+        assert flashtrie("build", keys, "-o", tmp_path / "i.ft", "--quiet").returncode == 0
+        size = (tmp_path / "i.ft").stat().st_size
+        assert guess["file_size"] == pytest.approx(size, rel=0.5)
+
     def test_what_goes_to_a_device_has_no_scratch_beside_it(self, tmp_path: Path) -> None:
         with scratch_directory(os.devnull) as scratch:
             assert os.path.dirname(scratch) != "/dev"

@@ -64,8 +64,17 @@ def _some_lines(path: str) -> Iterator[list[bytes]]:
     """The lines of a file, plain or compressed, LINES_PER_BATCH at a time, without their ends."""
     with open_raw(path) as file:
         chunks = read_chunks(RawReader(path, file, ReadStats(), None), RAW_BLOCK_SIZE)
-        for block in line_blocks(chunks, path, RAW_BLOCK_SIZE, arrays_hint="one key a line is read here"):
+        num_lines = 0
+        blocks = line_blocks(
+            chunks,
+            path,
+            RAW_BLOCK_SIZE,
+            num_lines=lambda: num_lines,
+            arrays_hint="one key a line is read here",
+        )
+        for block in blocks:
             lines = [line.removesuffix(b"\r") for line in block.removesuffix(b"\n").split(b"\n")]
+            num_lines += len(lines)
             for begin in range(0, len(lines), LINES_PER_BATCH):
                 yield lines[begin : begin + LINES_PER_BATCH]
 

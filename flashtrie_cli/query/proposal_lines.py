@@ -68,7 +68,14 @@ def read_line_grids(
 
 def _lines(raw: RawReader, stats: ReadStats) -> Iterator[bytes]:
     chunks = read_chunks(raw, RAW_BLOCK_SIZE)
-    for block in line_blocks(chunks, raw.path, RAW_BLOCK_SIZE, arrays_hint="give the .npz itself"):
+    blocks = line_blocks(
+        chunks,
+        raw.path,
+        RAW_BLOCK_SIZE,
+        num_lines=lambda: stats.num_lines,
+        arrays_hint="give the .npz itself",
+    )
+    for block in blocks:
         stats.num_text_bytes += len(block)
         yield from block.removesuffix(b"\n").split(b"\n")
 

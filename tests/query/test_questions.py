@@ -48,13 +48,15 @@ def test_batches(words_index: Path, tmp_path: Path, ending: str, monkeypatch: py
     )
 
 
-def test_a_line_without_an_end(flashtrie: Run, words_index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_without_an_end(words_index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from flashtrie_cli.inputs import lines
 
     monkeypatch.setattr(lines, "MAX_LINE_SIZE", 1 << 10)
     index = Index.open(str(words_index))
-    with pytest.raises(InputError, match="a line of more than"):
-        list(lookup.read_questions(index, "/dev/zero"))
+    for lead in (b"", b"new york\n", b"new york\n" * 300_000):
+        (tmp_path / "asked").write_bytes(lead + b"x" * (3 << 20))
+        with pytest.raises(InputError, match=rf"asked:{lead.count(10) + 1}: a line of more than"):
+            list(lookup.read_questions(index, str(tmp_path / "asked")))
 
 
 def test_what_is_no_text(flashtrie: Run, words_index: Path) -> None:
