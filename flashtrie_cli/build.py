@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -18,7 +19,7 @@ from flashtrie_cli.files import check_output, scratch_directory
 from flashtrie_cli.format import layout
 from flashtrie_cli.format.writer import DEFAULT_LEVEL, IndexWriter, check_codec
 from flashtrie_cli.inputs.lines import shown
-from flashtrie_cli.keys.batch import KeyBatch
+from flashtrie_cli.keys.batch import MAX_DEPTH, MAX_TOKEN, KeyBatch
 from flashtrie_cli.keys.tokenizers import HuggingFaceTokenizer, Tokenizer
 from flashtrie_cli.keys.vocabulary import FrozenVocabulary, WordVocabulary
 from flashtrie_cli.trie.builder import DUPLICATE_RULES, VALUE_FLOAT, VALUE_NONE, VALUE_UNSIGNED
@@ -353,18 +354,31 @@ def as_batches(keys: Iterable[Any], *, keys_per_batch: int = 1 << 14) -> Iterato
 
 
 def _batch(sequences: list[Any], first_line: int) -> KeyBatch:
-    offsets = np.cumsum([0, *(len(sequence) for sequence in sequences)], dtype=np.int64)
-    flat = np.array([token for sequence in sequences for token in sequence], dtype=np.int64)
-    if flat.size and (flat.min() < 0 or flat.max() >= 1 << 31):
-        bad = int(np.flatnonzero((flat < 0) | (flat >= 1 << 31))[0])
-        number = int(np.searchsorted(offsets, bad, side="right")) - 1
-        raise InputError(
-            f"token {flat[bad]} is not between 0 and 2147483647", file="keys", line=first_line + number
-        )
-    if len(sequences) and int(np.diff(offsets).max()) > 65_535:
-        raise InputError("a key has more than 65,535 tokens", file="keys")
+    try:
+        offsets = np.cumsum([0, *(len(sequence) for sequence in sequences)], dtype=np.int64)
+        flat = np.array([index(token) for sequence in sequences for token in sequence], dtype=np.int64)
+    except (TypeError, OverflowError):
+        raise _bad_sequence(sequences, first_line) from None
+    if flat.size and (flat.min() < 0 or flat.max() > MAX_TOKEN):
+        raise _bad_sequence(sequences, first_line)
+    if len(sequences) and int(np.diff(offsets).max()) > MAX_DEPTH:
+        raise InputError(f"a key has more than {MAX_DEPTH:,} tokens", file="keys")
     lines = np.arange(first_line, first_line + len(sequences), dtype=np.int64)
     return KeyBatch(flat.astype(np.uint32), offsets, None, lines, "keys")
+
+
+def _bad_sequence(sequences: list[Any], first_line: int) -> InputError:
+    """What is wrong with the first sequence that is none of token ids."""
+    for number, sequence in enumerate(sequences, first_line):
+        try:
+            bad = next((token for token in sequence if not 0 <= index(token) <= MAX_TOKEN), None)
+            len(sequence)
+        except TypeError:
+            what = f"{sequence!r:.40} is no sequence of integers"
+            return InputError(what, file="keys", line=number, hint="text is made into keys by KeyReader")
+        if bad is not None:
+            return InputError(f"token {bad} is not between 0 and {MAX_TOKEN}", file="keys", line=number)
+    raise AssertionError("no bad sequence")
 
 
 def _save(file: BinaryIO, array: npt.NDArray[Any]) -> None:

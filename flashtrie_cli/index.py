@@ -269,7 +269,10 @@ def as_sequences(
     flat = as_tokens(tokens)
     if flat.ndim != 1:
         raise InputError(f"tokens have {flat.ndim} dimensions; sequences are flat with offsets")
-    ends = np.array([0, len(flat)], np.int64) if offsets is None else np.ascontiguousarray(offsets, np.int64)
+    given = np.array([0, len(flat)]) if offsets is None else np.asarray(offsets)
+    if given.dtype.kind not in "iu":
+        raise InputError(f"offsets are {given.dtype}, not integers")
+    ends = np.ascontiguousarray(given, np.int64)
     if ends.ndim != 1 or not len(ends) or ends[0] < 0 or ends[-1] > len(flat) or (np.diff(ends) < 0).any():
         raise InputError("offsets do not ascend within the tokens")
     return flat, ends
@@ -294,4 +297,5 @@ def as_grids(
         raise InputError(f"token {int(token_grid.min())} is negative (an empty slot is -1)")
     if token_grid.dtype.itemsize == 8 and token_grid.size:
         token_grid = np.where(token_grid.astype(np.uint64) > 0xFFFF_FFFF, 0xFFFF_FFFF, token_grid)
-    return np.ascontiguousarray(token_grid, np.uint32), np.ascontiguousarray(logprob_grid, np.float32)
+    with np.errstate(over="ignore"):  # beyond float32 is infinite, and judged as such
+        return np.ascontiguousarray(token_grid, np.uint32), np.ascontiguousarray(logprob_grid, np.float32)
