@@ -206,6 +206,10 @@ class _Run:
             if path is not None:
                 inputs = (self.against, asked.index, asked.proposals, asked.targets)
                 check_output(path, force=True, inputs=inputs)
+        if self.plots is not None:
+            from flashtrie_cli.bench.plots import check_plots
+
+            check_plots(self.plots)
 
     def _measure(self, base: dict[str, Any] | None, watch: Any) -> None:
         if self.request.workload == "build":

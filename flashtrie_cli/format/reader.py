@@ -168,7 +168,10 @@ def _open(path: str, data: memoryview) -> IndexFile:
     if zlib.crc32(header[:-4]) != checksum:
         refuse("has a damaged header")
     if version not in (layout.VERSION, layout.TAILS_VERSION):
-        refuse(f"has format version {version}; this flashtrie reads up to {layout.TAILS_VERSION}")
+        refuse(
+            f"has format version {version}; this flashtrie reads up to {layout.TAILS_VERSION}",
+            "a newer flashtrie reads it, or rebuild the index",
+        )
     if kind not in layout.KIND_NAMES:
         refuse(f"is of an unknown kind ({kind})")
     if not layout.is_known_version(kind, version):

@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 
 import pytest
+from program import assert_one_line
 from typer.testing import CliRunner
 
 from flashtrie_cli.cli import app
@@ -45,6 +47,27 @@ def test_everything_side_by_side(tmp_path):
     text = report.read_text()
     assert "marisa-opt" in text
     assert made["environment"]["python"] in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--systems", "nothing"], 2, "nothing"),
+        (["--alpha", "nan"], 2, "alpha"),
+        (["-b", "2000000000"], 2, "beam width"),
+        (["--plots", "{file}"], 2, "--plots needs" if find_spec("matplotlib") is None else "cannot be made"),
+        (["--export", "-"], 2, "no name"),
+        (["--report", "{file}/x"], 2, "x"),
+    ],
+)
+def test_nothing_is_measured_for_what_cannot_be(flashtrie, tmp_path, arguments, code, says):
+    """Nor is anything said but the error: what a run would take is not spent before it."""
+    (tmp_path / "file").write_text("")
+    filled = [part.format(file=tmp_path / "file") for part in arguments]
+    done = flashtrie("bench", *filled)
+    assert done.returncode == code
+    assert_one_line(done.stderr, says)
+    assert done.stdout == b""
 
 
 def test_json_on_stdout():
