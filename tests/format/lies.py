@@ -356,6 +356,7 @@ LIES: dict[str, tuple[str, str, Lie, str]] = {
     "table: raw size of gigabytes": ("ids", "zstd", part("louds", raw_size=2**40), "louds"),
     "table: more frames": ("ids", "zstd", part("louds", num_frames=2), "table"),
     "table: far more frames": ("ids", "zstd", part("meta", num_frames=2**32 - 1), "table"),
+    "table: a frame of no section": ("ids", "zstd", lambda data: _frame_too_many(data), "more frames"),
     "table: frame sizes": ("ids", "zstd", lambda data: _frame_sizes(data), "louds"),
     "header: version": ("ids", "raw", lambda data: put_together(take_apart(data), version=3), "version 3"),
     "header: version of tails": (
@@ -477,6 +478,15 @@ def _rows_swapped(data: bytes) -> bytes:
     header, rest = data[:64], data[table + 128 : -64]
     digest = hashlib.blake2b(header + rows + rest, digest_size=16).digest()
     return data[:table] + rows + rest + data[-64:-32] + digest + data[-16:]
+
+
+def _frame_too_many(data: bytes) -> bytes:
+    """Behind those of the last section, which does not count it."""
+    parts = take_apart(data)
+    last = list(parts.values())[-1]
+    last.num_frames = len(last.frame_sizes)
+    last.frame_sizes.append(1)
+    return put_together(parts)
 
 
 def _frame_sizes(data: bytes) -> bytes:

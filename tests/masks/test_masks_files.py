@@ -122,7 +122,16 @@ def write_and_try(masks: TokenMasks, changed: dict, path: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "meta", [{}, {"eos": "x"}, {"vocab_size": 0}, {"vocab_size": 1 << 30}, {"eos": [9, 3]}, {"eos": [-1]}]
+    "meta",
+    [
+        {},
+        {"eos": "x"},
+        {"vocab_size": 0},
+        {"vocab_size": 1 << 30},
+        {"eos": [9, 3]},
+        {"eos": [-1]},
+        {"eos": [400]},
+    ],
 )
 def test_bad_meta_is_refused(masks, tmp_path, meta):
     masks.meta = {**masks.meta, **meta} if meta else meta

@@ -86,3 +86,35 @@ def test_an_end_of_sequence_that_is_none(flashtrie: Run, words_index: Path, word
     done = flashtrie("search", words_index, "-", "--eos", word)
     assert done.returncode == 2
     assert_one_line(done.stderr, "--eos", "neither a token id")
+
+
+@pytest.mark.parametrize("batch", [2, 3, 100])
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 4, 5, 6])
+def test_limits(
+    words_index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int, limit: int
+) -> None:
+    """As many answers a line as asked for, wherever the batches of keys are cut."""
+    from flashtrie_cli import build_index
+
+    monkeypatch.setattr(lookup, "LINES_PER_BATCH", batch)
+    monkeypatch.setattr(lookup, "PREFIXES_PER_BATCH", batch)
+    keys = [[1] * length for length in range(1, 6)]
+    build_index(keys, str(tmp_path / "i.ft"))
+    index = Index.open(str(tmp_path / "i.ft"))
+    (tmp_path / "asked").write_text("1 1\n9\n1 1 1 1 1 1\n")
+    below, before = [], []
+    for questions in lookup.read_questions(index, str(tmp_path / "asked")):
+        below += list(lookup.extensions(index, questions, limit))
+        before += list(lookup.prefixes(index, questions, limit))
+    most = limit or 100
+
+    def keys_of(answers: list[lookup.Answer], number: int) -> list[str | None]:
+        return [answer.key for answer in answers if answer.number == number]
+
+    texts = [" ".join(map(str, key)) for key in keys]
+    assert keys_of(below, 1) == texts[1:][:most]
+    assert keys_of(before, 1) == texts[:2][:most]
+    assert keys_of(before, 3) == texts[:most]
+    assert keys_of(below, 2) == keys_of(before, 2) == keys_of(below, 3) == [None]
+    assert [answer.number for answer in below if answer.is_new] == [1, 2, 3]
+    assert [answer.number for answer in before if answer.is_new] == [1, 2, 3]
