@@ -113,6 +113,14 @@ def build_index(
         return _Build(path, scratch, tokenizer, options, progress or (lambda stage, keys: None)).run(keys)
 
 
+def physical_memory() -> int:
+    """Bytes of memory that this machine has; far more than any where it does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 62
+
+
 class _Build:
     """One build, stage by stage, with a clock for each."""
 
@@ -133,7 +141,9 @@ class _Build:
         self.sources: list[str] = []
         self.value_kind = VALUE_NONE
         more_threads = min(options.threads - 1, 8)
-        self.memory = max(options.memory - PROCESS_BYTES - more_threads * THREAD_BYTES, 16 << 20)
+        # A cap above what the machine has is none; the sorter asks for its share at once.
+        cap = min(options.memory, physical_memory())
+        self.memory = max(cap - PROCESS_BYTES - more_threads * THREAD_BYTES, 16 << 20)
         self.builder: Any = None
         self.conflict: type[Exception] = ValueError
 

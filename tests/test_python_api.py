@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashtrie_cli import Index, build_index
+from flashtrie_cli import BuildOptions, Index, build_index
 from flashtrie_cli.errors import InputError
 from flashtrie_cli.keys.batch import MAX_DEPTH
 
@@ -108,3 +108,10 @@ class TestQuestions:
             warnings.simplefilter("error")
             results = index.search([[[1, 2], [2, 3]]], [[[-1.0, -1e300], [-1.0, -1.0]]])
         assert [hit.tokens for hit in results.hits(0)] == [(1,), (1, 2)]
+
+
+def test_a_cap_above_the_machine_is_none(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in ("small", "huge", "beyond")]
+    for path, memory in zip(paths, (1 << 28, 1 << 40, 1 << 70), strict=True):
+        build_index([[1, 2], [1]], path, options=BuildOptions(memory=memory, tail="auto"))
+    assert len({Path(path).read_bytes() for path in paths}) == 1
