@@ -96,10 +96,10 @@ def command(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Measure every system on the same index, grids and scoring; answers are checked before anything is
-    timed.
+    """Measure every system side by side.
 
-    Calls are timed from host arrays to host results, systems interleaved. Ctrl-C keeps the finished cases.
+    On the same index, grids and scoring, and answers are checked before anything is timed. Calls are timed from host
+    arrays to host results, systems interleaved. Ctrl-C keeps the finished cases.
     """
     from flashtrie_cli.bench.request import Request, parse_counts
     from flashtrie_cli.commands.common import parse_size, thread_count

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def command(
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="INPUT...", help="Files of keys, plain, .gz or .zst; - is stdin."),
+        typer.Argument(metavar="INPUT", help="Files of keys, plain, .gz or .zst; - is stdin."),
     ] = None,
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="INDEX", help="The index file to write.")

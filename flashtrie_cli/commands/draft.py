@@ -22,7 +22,7 @@ def command(
     logits: Annotated[
         str | None,
         typer.Argument(
-            metavar="[LOGITS]", help=".npy [batch, block, vocabulary] or [block, vocabulary]; - is stdin."
+            metavar="LOGITS", help=".npy [batch, block, vocabulary] or [block, vocabulary]; - is stdin."
         ),
     ] = None,
     output: Annotated[
@@ -77,7 +77,9 @@ def command(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Build the best draft tree of each row, or draw trees built before.
+    """Build draft trees, or draw trees built before.
+
+    The best tree of each row of logits, held to an index where one is given.
 
     Node 0 is the root; nodes stand in order of score. The file has the arrays of docs/draft_trees.md by name.
     """

@@ -19,7 +19,9 @@ def command(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Write every key in ascending order of its tokens, a line each; with values, a TAB and the value.
+    """Write every key of an index, in order.
+
+    A line a key, in ascending order of its tokens; with values, a TAB and the value.
 
     Building from a dump gives the same index (with --ids and the same tokenizer.json for Hugging Face vocabularies).
     JSON lines hold key_id, tokens, text and value.

@@ -21,7 +21,7 @@ def command(
     index: IndexPath,
     keys: Annotated[
         str,
-        typer.Argument(metavar="[KEYS]", help="File of keys, one a line, as the index speaks; - is stdin."),
+        typer.Argument(metavar="KEYS", help="File of keys, one a line, as the index speaks; - is stdin."),
     ] = "-",
     mode: Annotated[
         str,

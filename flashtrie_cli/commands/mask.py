@@ -17,7 +17,7 @@ def command(
     prefixes: Annotated[
         str | None,
         typer.Argument(
-            metavar="[PREFIXES]", help="A prefix a line; - is stdin. Without it, the empty prefix only."
+            metavar="PREFIXES", help="A prefix a line; - is stdin. Without it, the empty prefix only."
         ),
     ] = None,
     ids: Annotated[
