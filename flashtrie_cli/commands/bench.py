@@ -177,8 +177,7 @@ class _Run:
 
     def _base(self) -> dict[str, Any] | None:
         """The base, whose request becomes ours; UsageError where ours says otherwise."""
-        from flashtrie_cli.bench import record
-        from flashtrie_cli.bench.request import Request
+        from flashtrie_cli.bench import gate, record
         from flashtrie_cli.errors import UsageError
 
         if self.against is None:
@@ -186,9 +185,7 @@ class _Run:
         if not self.max_slowdown >= 1:
             raise UsageError("--max-slowdown is at least 1")
         base = record.load(self.against)
-        if "request" not in base or not base.get("cases"):
-            raise UsageError("holds no searches to compare with", file=self.against)
-        wanted = Request.from_json(base["request"])
+        wanted = gate.base_request(base, self.against)
         apart = self.request.conflicts(wanted)
         if apart:
             raise UsageError(

@@ -110,6 +110,38 @@ def test_an_interrupted_base_is_refused(base, tmp_path):
     assert isinstance(bench("--against", str(cut)).exception, InputError)
 
 
+def test_a_base_without_an_engine_of_ours_judges_nothing(base, tmp_path):
+    """And so must not pass."""
+    made = json.loads(base.read_text())
+    for case in made["cases"]:
+        del case["systems"]["cpu"]
+    (tmp_path / "theirs.json").write_text(json.dumps(made))
+    error = bench("--against", str(tmp_path / "theirs.json")).exception
+    assert isinstance(error, InputError)
+    assert "no engine that could be judged (cpu or cuda)" in str(error)
+
+
+@pytest.mark.parametrize(
+    "lost", ["environment", "options", "cases digest", "cases systems", "samples_ns", "request alpha"]
+)
+def test_a_base_in_pieces(base, tmp_path, lost):
+    made = json.loads(base.read_text())
+    name, _, inner = lost.partition(" ")
+    if name == "cases":
+        del made["cases"][0][inner]
+    elif name == "request":
+        made["request"][inner] = None
+        made["request"]["seconds"] = "long"
+    elif name == "samples_ns":
+        del made["cases"][0]["systems"]["cpu"][name]
+    else:
+        del made[name]
+    (tmp_path / "pieces.json").write_text(json.dumps(made))
+    error = bench("--against", str(tmp_path / "pieces.json")).exception
+    assert isinstance(error, InputError)
+    assert "no whole export" in str(error)
+
+
 def test_finished_cases_survive_an_interrupt(tmp_path, monkeypatch):
     export = tmp_path / "x.json"
     calls = []
