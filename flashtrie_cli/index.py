@@ -124,11 +124,13 @@ class Index:
 
     def prefix(self, tokens: npt.ArrayLike, *, batch_size: int = WALK_BATCH) -> Iterator[KeyList]:
         """The keys that extend a sequence (itself included), in lexicographic order, some at a time."""
-        return self.engine.keys_below(as_tokens(tokens), batch_size)
+        if batch_size < 1:
+            raise UsageError(f"batches of {batch_size} keys hold none")
+        return self.engine.keys_below(as_sequence(tokens), batch_size)
 
     def common_prefix(self, tokens: npt.ArrayLike) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
         """Lengths and key ids of the keys that are prefixes of a sequence, shortest first."""
-        return self.engine.common_prefixes(as_tokens(tokens))
+        return self.engine.common_prefixes(as_sequence(tokens))
 
     def keys(self, *, batch_size: int = WALK_BATCH) -> Iterator[KeyList]:
         """All keys in lexicographic order of their tokens, some at a time."""
@@ -260,6 +262,11 @@ def as_tokens(tokens: npt.ArrayLike) -> npt.NDArray[np.uint32]:
     if array.dtype.itemsize > 4 and int(array.max()) > 0xFFFF_FFFF:
         array = np.minimum(array, 0xFFFF_FFFE)  # beyond every label: matches nothing
     return np.ascontiguousarray(array, np.uint32)
+
+
+def as_sequence(tokens: npt.ArrayLike) -> npt.NDArray[np.uint32]:
+    """One sequence, checked. Raises InputError."""
+    return as_sequences(tokens, None)[0]
 
 
 def as_sequences(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flashtrie_cli import BuildOptions, Index, build_index
-from flashtrie_cli.errors import InputError
+from flashtrie_cli.errors import InputError, UsageError
 from flashtrie_cli.keys.batch import MAX_DEPTH
 
 
@@ -84,6 +84,22 @@ class TestQuestions:
     def test_what_is_no_sequence(self, index: Index, tokens: Any, offsets: Any, says: str) -> None:
         with pytest.raises(InputError, match=says):
             index.lookup(tokens, offsets)
+
+    def test_what_is_no_prefix(self, index: Index) -> None:
+        for ask in (index.prefix, index.common_prefix):
+            with pytest.raises(InputError, match="2 dimensions"):
+                ask([[1, 2]])
+        for size in (0, -1):  # rather than no keys
+            with pytest.raises(UsageError, match="hold none"):
+                index.prefix([1], batch_size=size)
+            with pytest.raises(UsageError, match="hold none"):
+                index.keys(batch_size=size)
+        assert [len(keys) for keys in index.prefix([1], batch_size=1)] == [1, 1]
+
+    @pytest.mark.parametrize("width", [0, -1, (1 << 31) + 1, 1 << 40])
+    def test_widths_of_logits(self, index: Index, width: int) -> None:
+        with pytest.raises(UsageError):
+            index.steps(eos=[0], vocab_size=width)
 
     @pytest.mark.parametrize(
         ("tokens", "logprobs", "says"),
