@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import importlib
+import io
 import os
 import pkgutil
 import signal
@@ -96,6 +98,18 @@ def _catch_signals() -> None:
             signal.signal(number, _terminate)
 
 
+def _prepare_streams() -> None:
+    """Names that are no UTF-8 go out as they came in, and what a narrow encoding lacks as escapes. A stream that was
+    closed is one that cannot be written to, rather than none, and no file takes its number."""
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        is_utf8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
+
+
 def _run(arguments: list[str]) -> int:
     """One subcommand, without click's own ``main``, which swallows closed pipes and interrupts; its exit code."""
     command = typer.main.get_command(app)
@@ -111,6 +125,7 @@ def main() -> None:
     """Entry point: run one subcommand and map what happened to an exit code (one place for all of them)."""
     from flashtrie_cli.files import writing_to_stdout
 
+    _prepare_streams()
     _catch_signals()
     try:
         code = _run(sys.argv[1:])

@@ -209,7 +209,10 @@ class Index:
             num_values = int(offsets[-1])
         if self.file.raw_size(layout.VALUES) != 8 * num_values:
             self._refuse("has another number of values than its keys need")
-        return Values(self.file.array(layout.VALUES, dtype, threads=self.threads), offsets)
+        values = self.file.array(layout.VALUES, dtype, threads=self.threads)
+        if dtype is np.float64 and not np.isfinite(values).all():
+            self._refuse("has a value that is no finite number")
+        return Values(values, offsets)
 
     def _load_vocabulary(self) -> FrozenVocabulary | HuggingFaceTokenizer | None:
         kind = self.meta["tokenizer"]

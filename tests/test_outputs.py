@@ -78,6 +78,46 @@ class TestFullDisks:
         assert leftovers(tmp_path, ["keys.txt"]) == []
 
 
+class TestStandardStreams:
+    def run(
+        self, *arguments: object, close: tuple[int, ...] = (), **environment: str
+    ) -> subprocess.CompletedProcess:
+        script = "import os, sys\nfor fd in map(int, sys.argv.pop(1)):\n    os.close(fd)\n"
+        script += "os.execv(sys.executable, [sys.executable, '-m', 'flashtrie_cli', *sys.argv[1:]])"
+        return subprocess.run(
+            [sys.executable, "-c", script, "".join(map(str, close)), *map(os.fsencode, map(str, arguments))],
+            env={**ENVIRONMENT, **environment},
+            cwd=HERE,
+            capture_output=True,
+            check=False,
+        )
+
+    def test_a_closed_stdout(self, words_index: Path, tmp_path: Path) -> None:
+        done = self.run("dump", words_index, close=(1,))
+        assert done.returncode == 2
+        assert_one_line(done.stderr, "stdout", "Bad file descriptor")
+        done = self.run("dump", words_index, "-o", tmp_path / "dump", close=(1,))
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert (tmp_path / "dump").read_bytes().startswith(b"new york\n")
+
+    def test_a_closed_stderr(self, words_index: Path, tmp_path: Path) -> None:
+        assert self.run("lookup", words_index, "/dev/null", close=(2,)).returncode == 0
+        assert self.run("dump", tmp_path / "none", close=(2,)).returncode == 3
+
+    @pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii", "latin-1"])
+    def test_names_in_any_encoding(self, words_index: Path, tmp_path: Path, encoding: str) -> None:
+        path = os.fsdecode(bytes(tmp_path) + b"/n\xff\xc3\xa9")
+        try:
+            os.link(words_index, path)
+        except OSError:
+            pytest.skip("file names are UTF-8 here")
+        for flags in ([], ["--json"]):
+            done = self.run("inspect", path, *flags, PYTHONIOENCODING=encoding)
+            assert (done.returncode, done.stderr) == (0, b"")
+        if encoding == "utf-8:strict":
+            assert os.fsencode(path) in done.stdout
+
+
 class TestNames:
     @pytest.mark.parametrize("name", ["", "-"])
     def test_no_file_is_meant(self, flashtrie: Run, name: str) -> None:

@@ -218,6 +218,18 @@ LIES: dict[str, tuple[str, str, Lie, str]] = {
         section("value_counts", lambda raw: b"\xff" * len(raw)),
         "values",
     ),
+    "values: infinite": (
+        "floats",
+        "raw",
+        words("values", lambda v: v.__setitem__(1, 0x7FF0_0000_0000_0000)),
+        "finite",
+    ),
+    "values: not a number": (
+        "floats",
+        "zstd",
+        words("values", lambda v: v.__setitem__(0, 0x7FF8_0000_0000_0000)),
+        "finite",
+    ),
     "values: a key without one": (
         "values",
         "raw",
