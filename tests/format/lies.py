@@ -295,6 +295,12 @@ LIES: dict[str, tuple[str, str, Lie, str]] = {
     ),
     "tails: flags: missing": ("tails", "zstd", without("link_flags"), "link_flags"),
     "tails: all missing": ("tails", "zstd", without("tail_labels"), "table"),
+    "tails: a high part of none": (
+        "tails",
+        "raw",
+        words("label_high", set_bits(0, value=False)),
+        "flagged",
+    ),
     "tails: a link is no key": ("tails", "raw", words("terminal", set_bits(1, value=False)), "key"),
     # words
     "words: out of order": (

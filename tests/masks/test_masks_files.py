@@ -104,6 +104,27 @@ def test_lies_with_valid_checksums_are_refused(masks, tmp_path):
     assert num_refused > 100
 
 
+def test_lies_about_the_order_of_tokens_are_refused(masks, tmp_path):
+    """A token twice at a node, one below the one before, and a far target that no entry has."""
+    path = str(tmp_path / "lie.ftrie")
+    entries = masks.arrays.entries
+    hop = (1 << 32 - (masks.vocab_size - 1).bit_length()) - 1
+    token, place = entries & ~np.uint32(hop), entries & np.uint32(hop)
+    twice, swapped = entries.copy(), entries.copy()
+    twice[1] = token[0] | place[1]
+    swapped[:2] = token[1] | place[0], token[0] | place[1]
+    for lying in (twice, swapped):
+        assert write_and_try(masks, {"entries": lying}, path)
+    far = {
+        name: np.append(array, array.dtype.type(0))
+        for name, array in vars(masks.arrays).items()
+        if name in ("far_entries", "far_targets")
+    }
+    assert len(far) == 2
+    assert write_and_try(masks, far, path)
+    assert not write_and_try(masks, {}, path)
+
+
 def write_and_try(masks: TokenMasks, changed: dict, path: str) -> bool:
     with IndexWriter(path, kind=layout.KIND_TOKEN_MASKS, force=True, version=layout.MASKS_VERSION) as writer:
         writer.add_json(layout.META, masks.meta)
