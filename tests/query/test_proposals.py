@@ -22,7 +22,7 @@ from flashtrie_cli.inputs.source import ReadStats
 from flashtrie_cli.query import proposal_lines
 from flashtrie_cli.query.grids import Limits
 from flashtrie_cli.query.plan import PADDING
-from flashtrie_cli.query.proposals import GridBatch, count_queries, read_proposals
+from flashtrie_cli.query.proposals import GridBatch, read_proposals
 
 INF = math.inf
 
@@ -98,7 +98,6 @@ class TestArrays:
             assert np.array_equal(np.concatenate([batch.tokens for batch in batches]), tokens.astype(dtype))
             expected = logprobs.astype(float_dtype).astype(np.float32)
             assert np.array_equal(np.concatenate([batch.logprobs for batch in batches]), expected)
-        assert count_queries(str(tmp_path / "x.npz")) == 7
 
     def test_fortran_order(self, tmp_path: Path) -> None:
         tokens, logprobs = random_grid((5, 3, 4))
@@ -142,7 +141,6 @@ class TestArrays:
     def test_no_queries(self, tmp_path: Path) -> None:
         path = save(tmp_path / "x.npz", tokens=np.zeros((0, 2, 3), int), logprobs=np.zeros((0, 2, 3)))
         assert read(path) == []
-        assert count_queries(str(path)) == 0
 
     @pytest.mark.parametrize(
         ("arrays", "message"),
@@ -298,7 +296,6 @@ class TestLines:
         assert slots([batch]) == [[[(1, -1.0)], []], [[(1, -1.0), (2, -2.5)], []], [[], []]]
         assert (stats.num_keys_read, stats.num_lines, stats.num_empty_lines_skipped) == (3, 4, 1)
         assert stats.num_bytes_read == path.stat().st_size
-        assert count_queries(str(path)) is None
         assert read(self.write(tmp_path, self.GOOD))[0].ids is None
 
     @pytest.mark.parametrize("squeeze", [bytes, gzip.compress, zstandard.ZstdCompressor().compress])
