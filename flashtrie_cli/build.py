@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from operator import index
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from flashtrie_cli.engine.cpu_build import make_builder
 from flashtrie_cli.errors import InputError, OutputError, UsageError
-from flashtrie_cli.files import check_output
+from flashtrie_cli.files import check_output, scratch_directory
 from flashtrie_cli.format import layout
-from flashtrie_cli.format.writer import CODECS, DEFAULT_LEVEL, IndexWriter
-from flashtrie_cli.keys.batch import KeyBatch
+from flashtrie_cli.format.writer import DEFAULT_LEVEL, IndexWriter, check_codec
+from flashtrie_cli.inputs.lines import shown
+from flashtrie_cli.keys.batch import MAX_DEPTH, MAX_TOKEN, KeyBatch
 from flashtrie_cli.keys.tokenizers import HuggingFaceTokenizer, Tokenizer
-from flashtrie_cli.keys.vocabulary import WordVocabulary
+from flashtrie_cli.keys.vocabulary import FrozenVocabulary, WordVocabulary
 from flashtrie_cli.trie.builder import DUPLICATE_RULES, VALUE_FLOAT, VALUE_NONE, VALUE_UNSIGNED
 from flashtrie_cli.trie.tails import (
     MAX_UNFOLDING,
@@ -59,14 +60,11 @@ class BuildOptions:
             raise UsageError(
                 f"rule for duplicates {self.duplicates!r} is not one of {', '.join(DUPLICATE_RULES)}"
             )
-        if self.codec not in CODECS:
-            raise UsageError(f"codec {self.codec!r} is not one of {', '.join(CODECS)}")
+        check_codec(self.codec, self.level)
         if self.value_type not in ("auto", "float"):
             raise UsageError(f"value type {self.value_type!r} is not auto or float")
         if self.tail not in TAIL_RULES:
             raise UsageError(f"rule for tails {self.tail!r} is not one of {', '.join(TAIL_RULES)}")
-        if not 1 <= self.level <= 22:
-            raise UsageError(f"level {self.level} is not between 1 and 22")
         if self.memory < MIN_MEMORY:
             raise UsageError(
                 f"memory of {self.memory >> 20} MiB is too little", hint="--memory 128M at least"
@@ -111,10 +109,16 @@ def build_index(
     """
     options = options or BuildOptions()
     check_output(path, force=options.force)
-    with tempfile.TemporaryDirectory(
-        prefix=".flashtrie-", dir=os.path.dirname(os.path.abspath(path))
-    ) as scratch:
+    with scratch_directory(path) as scratch:
         return _Build(path, scratch, tokenizer, options, progress or (lambda stage, keys: None)).run(keys)
+
+
+def physical_memory() -> int:
+    """Bytes of memory that this machine has; far more than any where it does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 62
 
 
 class _Build:
@@ -137,7 +141,9 @@ class _Build:
         self.sources: list[str] = []
         self.value_kind = VALUE_NONE
         more_threads = min(options.threads - 1, 8)
-        self.memory = max(options.memory - PROCESS_BYTES - more_threads * THREAD_BYTES, 16 << 20)
+        # A cap above what the machine has is none; the sorter asks for its share at once.
+        cap = min(options.memory, physical_memory())
+        self.memory = max(cap - PROCESS_BYTES - more_threads * THREAD_BYTES, 16 << 20)
         self.builder: Any = None
         self.conflict: type[Exception] = ValueError
 
@@ -157,7 +163,9 @@ class _Build:
                 self.builder.finish()
         except OSError as error:
             raise OutputError(
-                f"temporary space is short: {error.strerror or error}", file=self.path
+                f"temporary space is short: {error.strerror or error}",
+                file=self.path,
+                hint="temporary files lie beside the output; with more --memory there are fewer",
             ) from error
         except self.conflict as error:
             raise self._explained(error) from error
@@ -244,15 +252,26 @@ class _Build:
 
     def _explained(self, error: Exception) -> InputError:
         what, file, line, other_file, other_line, tokens = error.args
-        text = ",".join(str(token) for token in tokens[:20]) + ("…" if len(tokens) > 20 else "")
         where = f"line {line}" if file == other_file else f"{self.sources[file]} line {line}"
         hints = {
             "keys are not in ascending order": "leave --sorted out, and the keys will be sorted",
             "the same key stands twice": "--duplicates first keeps one",
         }
-        detail = f"key [{text}], see also {where}" if line else f"key [{text}]"
+        detail = f"key {self._shown(tokens)}" + (f", see also {where}" if line else "")
         place = self.sources[other_file] if self.sources else self.path
         return InputError(f"{what}: {detail}", file=place, line=other_line or None, hint=hints.get(what))
+
+    def _shown(self, tokens: list[int]) -> str:
+        """A key for an error message: text where the index has any."""
+        vocabulary: Any = self.tokenizer
+        if isinstance(vocabulary, WordVocabulary):
+            vocabulary = FrozenVocabulary(self.word_text, self.word_ends)
+        if vocabulary is None:
+            return (
+                "[" + ",".join(str(token) for token in tokens[:20]) + ("…" if len(tokens) > 20 else "") + "]"
+            )
+        flat = np.array(tokens, np.uint32)
+        return shown(vocabulary.decode_batch(flat, np.array([0, len(flat)], np.int64))[0])
 
     def _write(self) -> None:
         options, counts = self.options, self.report.counts
@@ -345,18 +364,37 @@ def as_batches(keys: Iterable[Any], *, keys_per_batch: int = 1 << 14) -> Iterato
 
 
 def _batch(sequences: list[Any], first_line: int) -> KeyBatch:
-    offsets = np.cumsum([0, *(len(sequence) for sequence in sequences)], dtype=np.int64)
-    flat = np.array([token for sequence in sequences for token in sequence], dtype=np.int64)
-    if flat.size and (flat.min() < 0 or flat.max() >= 1 << 31):
-        bad = int(np.flatnonzero((flat < 0) | (flat >= 1 << 31))[0])
-        number = int(np.searchsorted(offsets, bad, side="right")) - 1
-        raise InputError(
-            f"token {flat[bad]} is not between 0 and 2147483647", file="keys", line=first_line + number
-        )
-    if len(sequences) and int(np.diff(offsets).max()) > 65_535:
-        raise InputError("a key has more than 65,535 tokens", file="keys")
+    try:
+        offsets = np.cumsum([0, *(len(sequence) for sequence in sequences)], dtype=np.int64)
+        flat = np.array([index(token) for sequence in sequences for token in sequence], dtype=np.int64)
+    except (TypeError, OverflowError):
+        raise _bad_sequence(sequences, first_line) from None
+    if flat.size and (flat.min() < 0 or flat.max() > MAX_TOKEN):
+        raise _bad_sequence(sequences, first_line)
+    if len(sequences) and int(np.diff(offsets).max()) > MAX_DEPTH:
+        raise InputError(f"a key has more than {MAX_DEPTH:,} tokens", file="keys")
     lines = np.arange(first_line, first_line + len(sequences), dtype=np.int64)
     return KeyBatch(flat.astype(np.uint32), offsets, None, lines, "keys")
+
+
+def _bad_sequence(sequences: list[Any], first_line: int) -> InputError:
+    """What is wrong with the first sequence that is none of token ids."""
+    for number, sequence in enumerate(sequences, first_line):
+        try:
+            bad = next((token for token in sequence if not 0 <= index(token) <= MAX_TOKEN), None)
+            len(sequence)
+        except TypeError:
+            what = f"{sequence!r:.40} is no sequence of integers"
+            return InputError(what, file="keys", line=number, hint="text is made into keys by KeyReader")
+        if bad is not None:
+            return InputError(f"token {bad} is not between 0 and {MAX_TOKEN}", file="keys", line=number)
+    raise AssertionError("no bad sequence")
+
+
+def _save(file: BinaryIO, array: npt.NDArray[Any]) -> None:
+    """As np.save, which on a full disk says how many bytes it wrote, but not that the disk is full."""
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+    file.write(np.ascontiguousarray(array).data)
 
 
 class _Stash:
@@ -385,7 +423,7 @@ class _Stash:
                 )
                 for array in (batch.tokens, batch.offsets, batch.values, batch.lines):
                     if array is not None:
-                        np.save(file, array)
+                        _save(file, array)
         self._files.append(path)
         self._held, self.held_bytes = [], 0
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import importlib
+import io
 import os
 import pkgutil
 import signal
@@ -17,7 +19,8 @@ from flashtrie_cli.errors import FlashtrieError
 
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143
+EXIT_SIGNALLED = 128
+"""Added to the number of the signal that ended the program, as shells do: 143 for SIGTERM."""
 
 app = typer.Typer(
     name="flashtrie",
@@ -80,32 +83,59 @@ def _close_and_exit(code: int) -> NoReturn:
 
 
 class _Terminated(BaseException):
-    """SIGTERM, raised where the program stands, so that half-made files go as they do after Ctrl-C."""
+    """SIGTERM, or the terminal's end, raised where the program stands: half-made files go as they do after Ctrl-C."""
 
 
-def _terminate(*_: object) -> NoReturn:
-    raise _Terminated
+def _terminate(number: int, _: object) -> NoReturn:
+    raise _Terminated(number)
 
 
-def _run(arguments: list[str]) -> None:
-    """One subcommand, without click's own ``main``, which swallows closed pipes and interrupts."""
+def _catch_signals() -> None:
+    """What ends the program from outside ends it cleanly; what it was started to ignore (nohup) stays ignored."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _terminate)
+
+
+def _prepare_streams() -> None:
+    """Names that are no UTF-8 go out as they came in, and what a narrow encoding lacks as escapes. A stream that was
+    closed is one that cannot be written to, rather than none, and no file takes its number."""
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        is_utf8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
+
+
+def _run(arguments: list[str]) -> int:
+    """One subcommand, without click's own ``main``, which swallows closed pipes and interrupts; its exit code."""
     command = typer.main.get_command(app)
-    with command.make_context("flashtrie", arguments or ["--help"]) as context:
-        command.invoke(context)
+    try:
+        with command.make_context("flashtrie", arguments or ["--help"]) as context:
+            command.invoke(context)
+    except typer.Exit as done:
+        return done.exit_code
+    return 0
 
 
 def main() -> None:
     """Entry point: run one subcommand and map what happened to an exit code (one place for all of them)."""
-    signal.signal(signal.SIGTERM, _terminate)
+    from flashtrie_cli.files import writing_to_stdout
+
+    _prepare_streams()
+    _catch_signals()
     try:
-        _run(sys.argv[1:])
-        _close_and_exit(0)
-    except typer.Exit as done:
-        _close_and_exit(done.exit_code)
+        code = _run(sys.argv[1:])
+        with writing_to_stdout():
+            sys.stdout.flush()  # results may fail here only, and must not as a success
+        _close_and_exit(code)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", EXIT_INTERRUPTED)
-    except _Terminated:
-        _fail("terminated", EXIT_TERMINATED)
+    except _Terminated as ended:
+        _fail("terminated", EXIT_SIGNALLED + ended.args[0])
     except BrokenPipeError:
         _close_and_exit(0)
     except Exception as error:

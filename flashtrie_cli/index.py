@@ -124,11 +124,13 @@ class Index:
 
     def prefix(self, tokens: npt.ArrayLike, *, batch_size: int = WALK_BATCH) -> Iterator[KeyList]:
         """The keys that extend a sequence (itself included), in lexicographic order, some at a time."""
-        return self.engine.keys_below(as_tokens(tokens), batch_size)
+        if batch_size < 1:
+            raise UsageError(f"batches of {batch_size} keys hold none")
+        return self.engine.keys_below(as_sequence(tokens), batch_size)
 
     def common_prefix(self, tokens: npt.ArrayLike) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
         """Lengths and key ids of the keys that are prefixes of a sequence, shortest first."""
-        return self.engine.common_prefixes(as_tokens(tokens))
+        return self.engine.common_prefixes(as_sequence(tokens))
 
     def keys(self, *, batch_size: int = WALK_BATCH) -> Iterator[KeyList]:
         """All keys in lexicographic order of their tokens, some at a time."""
@@ -207,7 +209,10 @@ class Index:
             num_values = int(offsets[-1])
         if self.file.raw_size(layout.VALUES) != 8 * num_values:
             self._refuse("has another number of values than its keys need")
-        return Values(self.file.array(layout.VALUES, dtype, threads=self.threads), offsets)
+        values = self.file.array(layout.VALUES, dtype, threads=self.threads)
+        if dtype is np.float64 and not np.isfinite(values).all():
+            self._refuse("has a value that is no finite number")
+        return Values(values, offsets)
 
     def _load_vocabulary(self) -> FrozenVocabulary | HuggingFaceTokenizer | None:
         kind = self.meta["tokenizer"]
@@ -262,6 +267,11 @@ def as_tokens(tokens: npt.ArrayLike) -> npt.NDArray[np.uint32]:
     return np.ascontiguousarray(array, np.uint32)
 
 
+def as_sequence(tokens: npt.ArrayLike) -> npt.NDArray[np.uint32]:
+    """One sequence, checked. Raises InputError."""
+    return as_sequences(tokens, None)[0]
+
+
 def as_sequences(
     tokens: npt.ArrayLike, offsets: npt.ArrayLike | None
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
@@ -269,7 +279,10 @@ def as_sequences(
     flat = as_tokens(tokens)
     if flat.ndim != 1:
         raise InputError(f"tokens have {flat.ndim} dimensions; sequences are flat with offsets")
-    ends = np.array([0, len(flat)], np.int64) if offsets is None else np.ascontiguousarray(offsets, np.int64)
+    given = np.array([0, len(flat)]) if offsets is None else np.asarray(offsets)
+    if given.dtype.kind not in "iu":
+        raise InputError(f"offsets are {given.dtype}, not integers")
+    ends = np.ascontiguousarray(given, np.int64)
     if ends.ndim != 1 or not len(ends) or ends[0] < 0 or ends[-1] > len(flat) or (np.diff(ends) < 0).any():
         raise InputError("offsets do not ascend within the tokens")
     return flat, ends
@@ -294,4 +307,5 @@ def as_grids(
         raise InputError(f"token {int(token_grid.min())} is negative (an empty slot is -1)")
     if token_grid.dtype.itemsize == 8 and token_grid.size:
         token_grid = np.where(token_grid.astype(np.uint64) > 0xFFFF_FFFF, 0xFFFF_FFFF, token_grid)
-    return np.ascontiguousarray(token_grid, np.uint32), np.ascontiguousarray(logprob_grid, np.float32)
+    with np.errstate(over="ignore"):  # beyond float32 is infinite, and judged as such
+        return np.ascontiguousarray(token_grid, np.uint32), np.ascontiguousarray(logprob_grid, np.float32)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashtrie_cli.engine.cpu_masks import open_automaton
-from flashtrie_cli.errors import UsageError
+from flashtrie_cli.errors import InputError, UsageError
 from flashtrie_cli.files import check_output
+from flashtrie_cli.format.writer import check_codec
 from flashtrie_cli.keys.string_sets import read_schema_enum, read_string_sets
 from flashtrie_cli.keys.token_vocabulary import open_vocabulary
 from flashtrie_cli.query.token_masks import TokenMasks
@@ -51,16 +52,23 @@ def build_masks(
     """
     if tokenizer is None:
         raise UsageError("masks need the model's vocabulary", hint="--tokenizer tokenizer.json")
+    if tokenizer == "words":
+        raise UsageError(
+            "masks are of a model's tokens, not of words", hint="--tokenizer tokenizer.json of the model"
+        )
     if bool(inputs) == bool(json_schema):
         raise UsageError("give either files of strings or --json-schema")
-    check_output(output, force=force)
+    if pointer and not json_schema:
+        raise UsageError("--pointer goes with --json-schema")
+    check_codec(codec, level)
+    check_output(output, force=force, inputs=(*inputs, tokenizer, json_schema))
     clock = _Clock()
     found = read_schema_enum(json_schema, pointer) if json_schema else read_string_sets(inputs, form)
     clock.stage("read")
     vocabulary = open_vocabulary(tokenizer)
     ids = vocabulary.eos if eos is None else parse_ids(eos, "--eos")
     if not ids:
-        raise UsageError(f"{tokenizer} does not say which token ends an answer", hint="--eos ID,…")
+        raise InputError("does not say which token ends an answer", file=tokenizer, hint="--eos ID,…")
     width = vocab_size or max(len(vocabulary.tokens), max(ids) + 1)
     automaton = open_automaton(vocabulary.tokens, ids, added_is_text=added_is_text)
     clock.stage("vocabulary")

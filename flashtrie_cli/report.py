@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from flashtrie_cli.files import writing_to_stdout
+
 
 def size_text(num_bytes: float) -> str:
     """12.3 MiB."""
@@ -53,7 +55,8 @@ def summary(rows: Sequence[tuple[str, str]], *, quiet: bool) -> None:
 
 def write_line(text: str) -> None:
     """A line on stdout."""
-    sys.stdout.write(text + "\n")
+    with writing_to_stdout():
+        sys.stdout.write(text + "\n")
 
 
 def table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> None:
@@ -68,7 +71,8 @@ def table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequenc
         made.add_row(*row)
     # Into a pipe or a file a table keeps its width, rather than folding at a terminal that isn't there.
     console = Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False)
-    console.print(made)
+    with writing_to_stdout():
+        console.print(made)
 
 
 @contextlib.contextmanager

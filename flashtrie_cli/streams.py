@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
-from flashtrie_cli.files import atomic_output
+from flashtrie_cli.files import STANDARD, atomic_output, check_output, writing_to_stdout
 
-STANDARD = "-"
+
+def check_results(path: str, *, force: bool, inputs: Iterable[str | None] = ()) -> None:
+    """As `files.check_output`, where ``-`` is stdout."""
+    if path != STANDARD:
+        check_output(path, force=force, inputs=inputs)
 
 
 @contextlib.contextmanager
@@ -20,9 +24,10 @@ def open_results(path: str, *, force: bool = True) -> Iterator[BinaryIO]:
         with atomic_output(path, force=force) as file:
             yield file
         return
-    sys.stdout.flush()
-    yield sys.stdout.buffer
-    sys.stdout.buffer.flush()
+    with writing_to_stdout():
+        sys.stdout.flush()
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
 
 
 def json_line(value: Any) -> bytes:
@@ -36,9 +41,26 @@ def text_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
+class TsvWatch:
+    """Warns, once, where a text on its way into TSV holds what separates columns or lines there."""
+
+    def __init__(self) -> None:
+        self._has_warned = False
+
+    def check(self, texts: Sequence[str]) -> None:
+        """Look at some more texts."""
+        if self._has_warned:
+            return
+        joined = "\n".join(texts)
+        if joined.count("\n") >= max(len(texts), 1) or "\t" in joined or "\r" in joined:
+            self._has_warned = True
+            warn("a text holds a TAB or a line break, and stands in the output as it is (hint: --json)")
+
+
 def print_json(value: Any) -> None:
     """One indented JSON object on stdout."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    with writing_to_stdout():
+        sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def warn(message: str) -> None:

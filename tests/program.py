@@ -24,12 +24,11 @@ def run_flashtrie(
     *arguments: object, stdin: bytes = b"", **options: object
 ) -> subprocess.CompletedProcess[bytes]:
     """`flashtrie ARGUMENTS…` as a process; stdout and stderr captured unless ``options`` say otherwise."""
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 120, **options}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 120, "cwd": HERE, **options}
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
         input=stdin,
         env=ENVIRONMENT,
-        cwd=HERE,
         **options,  # type: ignore[call-overload]
     )
 

@@ -79,6 +79,16 @@ class TestStart:
         missing = [flag for flag in FLAGS[command].split() if flag not in words]
         assert not missing
 
+    def test_the_list_of_commands_is_whole(self, flashtrie: Run) -> None:
+        """No sentence is cut, at the width of a small terminal."""
+        shown = flashtrie("--help").stdout.decode().partition("Commands:")[2]
+        assert "..." not in shown
+        assert all(f"  {command} " in shown for command in FLAGS)
+
+    @pytest.mark.parametrize("command", ["build", "lookup", "mask", "draft"])
+    def test_optional_arguments_have_one_pair_of_brackets(self, flashtrie: Run, command: str) -> None:
+        assert "[[" not in flashtrie(command, "--help").stdout.decode()
+
     def test_version(self, flashtrie: Run) -> None:
         from flashtrie_cli import __version__
 
@@ -155,6 +165,7 @@ class TestExitCodes:
             (["--input", "ids", "--sorted"], b"1\n3\n2\n", [":3", "line 2", "--sorted"]),
             (["--input", "ids", "--duplicates", "error"], b"7\n8\n7\n", [":3", "line 1", "twice"]),
             (["--input", "ids", "--values", "2"], b"7\t1\n8\n", [":2"]),
+            (["--duplicates", "error"], b"a b\nc\na b\n", [":3", "line 1", "key 'a b'"]),
             ([], b"ok\n\xff\xfe\n", [":2", "UTF-8"]),
         ],
     )

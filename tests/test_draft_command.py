@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from draft_cases import random_logits, vectors
+from program import assert_one_line
+from test_readme import commands
 
 Run = Callable[..., Any]
 
@@ -35,6 +39,23 @@ def options(folder: Path) -> list[Any]:
         "--top-k",
         2,
     ]
+
+
+DOCUMENT = (Path(__file__).parent.parent / "docs" / "draft_trees.md").read_text("utf-8")
+
+
+def test_the_document_shows_what_happens(flashtrie: Run, example: Path) -> None:
+    """Its commands, on the files of the kernel documentation's example and a trie of two of its tokens."""
+    (block,) = re.findall(r"^```console\n(.*?)^```", DOCUMENT, re.M | re.S)
+    built = flashtrie("build", "-", "--input", "ids", "-o", example / "titles.ft", stdin=b"1 3\n2\n")
+    assert built.returncode == 0, built.stderr
+    steps = commands(block)
+    assert len(steps) == 4
+    for command, shown in steps:
+        program, *arguments = shlex.split(command)
+        assert program == "flashtrie"
+        done = flashtrie(*arguments, cwd=example)
+        assert (done.returncode, done.stdout.decode()) == (0, shown), done.stderr
 
 
 @pytest.mark.parametrize("engine", ["auto", "reference"])
@@ -205,3 +226,64 @@ def test_bad_rows_are_warned_of(flashtrie: Run, example: Path) -> None:
     done = flashtrie("draft", example / "nan.npy", "-o", example / "nan.npz", "-q", "-k", 2)
     assert done.returncode == 0
     assert b"warning: 1 of 1 rows hold NaN" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "array", "says"),
+    [
+        ("--roots", np.array([1 << 31]), "int32"),
+        ("--base-lengths", np.array([-1]), "lengths that are not between"),
+        ("--vocab-map", np.arange(3), "shape [3]"),
+        ("--vocab-map", -np.arange(8), "negative"),
+        ("--vocab-map", np.zeros(8, np.float32), "float32"),
+        ("--vocab-map", np.zeros(8, np.int32), "two of the drafter"),
+        ("--start-states", np.array([99]), "not nodes of the trie"),
+    ],
+)
+def test_errors_name_the_file_at_fault(
+    flashtrie: Run, words_index: Path, tmp_path: Path, option: str, array: np.ndarray, says: str
+) -> None:
+    """Not the logits, whatever is wrong beside them."""
+    np.save(tmp_path / "logits.npy", random_logits(np.random.default_rng(0), 1, 4, 8))
+    np.save(tmp_path / "other.npy", array)
+    done = flashtrie(
+        "draft", tmp_path / "logits.npy", "-o", tmp_path / "tree.npz", "--index", words_index, "--top-k", 2,
+        option, tmp_path / "other.npy",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert_one_line(done.stderr, "other.npy: ", says)
+    assert not (tmp_path / "tree.npz").exists()
+
+
+def test_logits_in_another_byte_order(flashtrie: Run, tmp_path: Path) -> None:
+    logits = random_logits(np.random.default_rng(0), 2, 4, 8)
+    made = []
+    for dtype in ("<f4", ">f4"):
+        np.save(tmp_path / "logits.npy", logits.astype(dtype))
+        done = flashtrie("draft", tmp_path / "logits.npy", "-o", "-", "--top-k", 2, "--quiet")
+        assert done.returncode == 0, done.stderr
+        made.append(done.stdout)
+    assert made[0] == made[1]
+
+
+def test_what_is_shown_must_be_trees(flashtrie: Run, example: Path) -> None:
+    done = flashtrie("draft", "--show", example / "logits.npy")
+    assert done.returncode == 2
+    assert_one_line(done.stderr, "logits.npy", "is no .npz of draft trees")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--tree-mask", "full"], "goes with --format sglang"),
+        (["--tree-mask", "full", "--format", "flashinfer"], "not flashinfer"),
+        (["--logit-type", "float8"], "float8"),
+        (["--logit-type", "float32"], "float32"),
+    ],
+)
+def test_options_that_would_be_passed_over(
+    flashtrie: Run, example: Path, flags: list[str], says: str
+) -> None:
+    done = flashtrie("draft", example / "logits.npy", "-o", example / "tree.npz", *options(example), *flags)
+    assert done.returncode == 2
+    assert_one_line(done.stderr, says)

@@ -257,9 +257,9 @@ def test_refusals(tmp_path: Path) -> None:
     index = index_of([(1,)], tmp_path)
     with pytest.raises(InputError, match="gives token 7 to two"):
         build_draft_trees(logits, [0], [0], 4, 2, trie=index, vocab_map=[7, 1, 7, 3])
-    with pytest.raises(InputError, match="start states"):
+    with pytest.raises(InputError, match="start_states"):
         build_draft_trees(logits, [0], [0], 4, 2, trie=index, start_states=[2])
-    with pytest.raises(InputError, match="start states"):
+    with pytest.raises(InputError, match="start_states"):
         build_draft_trees(logits, [0], [0], 4, 2, trie=index, start_states=[0, 0])
     with pytest.raises(UsageError, match="end token"):
         build_draft_trees(logits, [0], [0], 4, 2, trie=index, end_token=-1)

@@ -203,7 +203,7 @@ def test_start_states_of_masks(engine: str) -> None:
     legal = by_masks(members, after=(3,))
     _, wanted = best_prefixes(legal, logits[1, 1:], range(len(VOCABULARY)), 12, 5, "renorm")
     assert paths(trees, 1) == wanted
-    with pytest.raises(InputError, match="start states"):
+    with pytest.raises(InputError, match="start_states"):
         build_draft_trees(
             logits, np.zeros(4, int), np.zeros(4, int), 12, 5, **options | {"start_states": [99] * 4}
         )

@@ -32,7 +32,7 @@ FLOORS = (
 LONGEST_FILE = dict.fromkeys((".py", ".cpp", ".hpp", ".cu", ".cuh"), 500)
 """Lines past which a file wants to be two."""
 
-SPEAKERS = ("report", "streams", "cli")
+SPEAKERS = ("report", "streams", "cli", "__main__")
 WORKERS = ("bench.builds",)
 """Run as processes of their own too, whose streams a benchmark reads."""
 
@@ -153,7 +153,9 @@ def test_the_front_is_light(module: str) -> None:
     """What `flashtrie --help` loads imports nothing heavy at its top."""
     light = {
         "__future__",
+        "codecs",
         "importlib",
+        "io",
         "os",
         "pkgutil",
         "signal",

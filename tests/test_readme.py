@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from program import ENVIRONMENT
 
 README = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
 
@@ -34,7 +35,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str
     program.chmod(0o755)
     work = folder / "work"
     work.mkdir()
-    return work, {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
+    return work, {**ENVIRONMENT, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 TOUR = [step for block in blocks("console") for step in commands(block)]

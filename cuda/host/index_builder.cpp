@@ -16,8 +16,7 @@ SorterOptions sorter_options(const BuilderOptions& options) {
   sorter.num_threads = options.num_threads;
   sorter.has_values = options.value_kind != ValueKind::kNone;
   // Only these rules can find fault with a key once it is sorted.
-  sorter.has_places = options.duplicates == Duplicates::kError ||
-                      (options.duplicates == Duplicates::kSum && options.value_kind == ValueKind::kUnsigned);
+  sorter.has_places = options.duplicates == Duplicates::kError || options.duplicates == Duplicates::kSum;
   return sorter;
 }
 
@@ -127,7 +126,11 @@ void IndexBuilder::combine(uint64_t value) {
       return;
     case Duplicates::kSum:
       if (is_float) {
-        kept = as_bits(as_float(kept) + as_float(value));
+        const double sum = as_float(kept) + as_float(value);
+        if (!std::isfinite(sum))
+          throw KeyConflict("the values of a key add up to more than a float holds", pending_place_, pending_place_,
+                            pending_);
+        kept = as_bits(sum);
       } else if (kept + value < kept) {
         throw KeyConflict("the values of a key add up to more than 64 bits hold", pending_place_, pending_place_,
                           pending_);

@@ -129,21 +129,9 @@ def as_texts(tokens: npt.NDArray[np.uint32], offsets: npt.NDArray[np.int64]) -> 
     return [text[begin:end] for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
 
 
-def own_peak_memory() -> int:
-    """Most bytes resident since this program began. (On Linux ru_maxrss counts what the parent had before.)"""
-    try:
-        with open("/proc/self/status", encoding="ascii") as status:
-            for line in status:
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return peak_memory()
-
-
 def _worker(job: dict[str, Any]) -> None:
     made = (_build_flashtrie if job["builder"] == "flashtrie" else _build_marisa)(job)
-    made |= {"peak_bytes": own_peak_memory(), "index_bytes": os.path.getsize(job["index"])}
+    made |= {"peak_bytes": peak_memory(), "index_bytes": os.path.getsize(job["index"])}
     sys.stdout.write(json.dumps(made))
 
 

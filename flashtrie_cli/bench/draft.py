@@ -7,7 +7,6 @@ in device memory ("cold"); with one buffer, small batches find them in L2 ("warm
 from __future__ import annotations
 
 import heapq
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -52,10 +51,6 @@ class Timing:
     shape: DraftShape
     method: str
     samples_us: list[float] = field(default_factory=list)
-
-    @property
-    def median_us(self) -> float:
-        return statistics.median(self.samples_us)
 
 
 def time_host(shape: DraftShape, engine: str, *, threads: int = 0, repeats: int = 7, seed: int = 0) -> Timing:

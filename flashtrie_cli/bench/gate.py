@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flashtrie_cli.bench.request import Request
 from flashtrie_cli.bench.run import YARDSTICK
 from flashtrie_cli.bench.systems import OURS, SYSTEMS
-from flashtrie_cli.errors import UsageError
+from flashtrie_cli.errors import InputError, UsageError
 
 F64 = npt.NDArray[np.float64]
 
@@ -54,6 +55,34 @@ class Verdict:
     def looks_slower(self, max_slowdown: float) -> bool:
         """Too slow unless the noise is to blame: worth more rounds."""
         return self.slowdown > max_slowdown
+
+
+CASE_FIELDS = ("workload", "num_slots", "beam_width", "batch_size", "digest")
+SYSTEM_FIELDS = ("samples_ns", "cpu_samples_ns", "session_passes")
+
+
+def base_request(base: dict[str, Any], path: str) -> Request:
+    """What a base measured. Raises InputError for a record that nothing can be judged by."""
+    if "request" not in base or not base.get("cases"):
+        raise InputError("holds no searches to compare with", file=path)
+    try:
+        request = Request.from_json(base["request"]).checked()
+        systems = [case["systems"] for case in base["cases"]]
+        whole = isinstance(base["environment"], dict) and isinstance(base["options"], dict)
+        whole = whole and all(name in case for case in base["cases"] for name in CASE_FIELDS)
+        whole = whole and all(name in s for one in systems for s in one.values() for name in SYSTEM_FIELDS)
+        is_ours = all(any(name in one for name in OURS) for one in systems)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        whole = is_ours = False
+    if not whole:
+        raise InputError("is no whole export", file=path, hint="make the base again")
+    if not is_ours:
+        raise InputError(
+            f"measured no engine that could be judged ({' or '.join(OURS)})",
+            file=path,
+            hint="make the base again",
+        )
+    return request
 
 
 def check_comparable(base: dict[str, Any], current: dict[str, Any]) -> None:

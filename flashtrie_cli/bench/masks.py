@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from flashtrie_cli.bench.environment import environment
-from flashtrie_cli.bench.mask_systems import open_systems
+from flashtrie_cli.bench.mask_systems import MaskSystem, open_systems
 from flashtrie_cli.bench.request import Request
 from flashtrie_cli.bench.run import SCHEMA
 from flashtrie_cli.bench.workloads import GPT2_END, find_sample_data
@@ -73,7 +73,7 @@ class MaskBench:
     def _sizes(self, largest: int) -> list[int]:
         return [size for size in self.sizes if size <= largest]
 
-    def _measure(self, system: Any, members: list[str]) -> dict[str, Any]:
+    def _measure(self, system: MaskSystem, members: list[str]) -> dict[str, Any]:
         try:
             compiled, compile_us, cpu_us = self._compile(system, members)
             is_slow = statistics.median(compile_us) > 1e6
@@ -93,7 +93,7 @@ class MaskBench:
             row["batch_us"] = batch_times(compiled, self.seed)
         return row
 
-    def _compile(self, system: Any, members: list[str]) -> tuple[Any, list[float], list[float]]:
+    def _compile(self, system: MaskSystem, members: list[str]) -> tuple[Any, list[float], list[float]]:
         """The last of as many compiles as fit into the time; of each, but for the first, which warms up, what passed
         on the clock and what the processors spent on it (on a busy machine the better measure)."""
         spent: list[float] = []
@@ -114,7 +114,7 @@ class MaskBench:
 
 
 def follow(
-    system: Any, compiled: Any, eos: Sequence[int], rng: random.Random, num_steps: int
+    system: MaskSystem, compiled: Any, eos: Sequence[int], rng: random.Random, num_steps: int
 ) -> tuple[list[int], list[int]]:
     """Nanoseconds of each fill and each advance along random walks, the call from Python included.
 

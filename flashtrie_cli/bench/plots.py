@@ -26,18 +26,25 @@ COLOURS = {
 FORMATS = ("svg", "png")
 
 
-def draw(record: dict[str, Any], directory: str) -> list[str]:
-    """Draw what the record has data for, as SVG and PNG in ``directory``; returns the PNGs. Raises
-    UsageError without matplotlib, OutputError where the directory cannot be made."""
+def check_plots(directory: str) -> None:
+    """Refuse, before any work, pictures that could not be drawn: UsageError without matplotlib, OutputError where the
+    directory cannot be made."""
     try:
-        import matplotlib
+        import matplotlib  # noqa: F401
     except ImportError:
         raise UsageError("--plots needs matplotlib", hint="pip install 'flashtrie[plots]'") from None
-    matplotlib.use("Agg")
     try:
         os.makedirs(directory, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot be made: {error.strerror}", file=directory) from error
+
+
+def draw(record: dict[str, Any], directory: str) -> list[str]:
+    """Draw what the record has data for, as SVG and PNG in ``directory``; returns the PNGs. Raises as `check_plots`."""
+    check_plots(directory)
+    import matplotlib
+
+    matplotlib.use("Agg")
     figures = {}
     if "builds" in record:
         figures["build"] = _build(record["builds"])

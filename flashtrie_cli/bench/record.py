@@ -26,6 +26,8 @@ def load(path: str) -> dict[str, Any]:
         raise InputError(f"cannot be read: {error.strerror}", file=path) from error
     except ValueError as error:
         raise InputError(f"is not JSON ({error})", file=path) from error
+    except RecursionError as error:
+        raise InputError("is nested too deeply", file=path) from error
     if not isinstance(record, dict) or not str(record.get("schema", "")).startswith("flashtrie.bench/"):
         raise InputError("is not an export of flashtrie bench", file=path)
     if record["schema"] != SCHEMA:

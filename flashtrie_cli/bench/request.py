@@ -15,6 +15,9 @@ STEADY_BATCH = 16
 """Queries a call: enough that the engine's own time is nearly all of it."""
 
 
+MAX_COUNTS = 1000
+
+
 @dataclass(frozen=True)
 class Request:
     """Everything that a run depends on; None stands for the workload's default."""
@@ -127,11 +130,14 @@ def parse_counts(text: str, option: str) -> tuple[int, ...]:
                 counts.append(_count(begin))
                 continue
             end, _, step = rest.partition(":")
-            counts.extend(range(_count(begin), _count(end) + 1, _count(step or begin)))
-    except ValueError:
+            steps = range(_count(begin), _count(end) + 1, _count(step or begin))
+            counts.extend(steps[: MAX_COUNTS + 1])
+    except (ValueError, OverflowError):
         raise UsageError(
             f"{option} {text!r} is not a list of numbers", hint="100,300 or 100:1000:100"
         ) from None
+    if not 0 < len(counts) <= MAX_COUNTS:
+        raise UsageError(f"{option} {text!r} names {'more than a thousand' if counts else 'no'} numbers")
     return tuple(dict.fromkeys(counts))
 
 

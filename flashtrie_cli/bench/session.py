@@ -24,6 +24,7 @@ from flashtrie_cli.bench.workloads import (
 )
 from flashtrie_cli.engine.cpu import is_available as native_available
 from flashtrie_cli.errors import EngineUnavailable, InputError, UsageError
+from flashtrie_cli.query.plan import SearchPlan
 
 Watch = Callable[[str, float], None]
 
@@ -45,6 +46,7 @@ class Session:
             raise EngineUnavailable(
                 "a benchmark needs the native engine", hint="reinstall where a C++20 compiler is found"
             )
+        self._check()
         request = replace(self.request, workload=self._chosen()).checked()
         self.made = new_record(_settings(request))
         self.made["request"] = request.as_json()
@@ -52,6 +54,13 @@ class Session:
         for _ in range(1, request.sessions):
             self._add_session(request)
         return self.made
+
+    def _check(self) -> None:
+        """What can be wrong with systems and limits is said before anything is."""
+        choose_systems(self.request.systems)
+        settings = _settings(self.request)
+        for _, width in settings.widths:
+            SearchPlan(beam_width=width, **settings.plan)
 
     def _measure(self, request: Request, into: dict[str, Any]) -> None:
         """One session: workloads made and opened anew, every case measured into a record."""

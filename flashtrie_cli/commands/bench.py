@@ -96,10 +96,10 @@ def command(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Measure every system on the same index, grids and scoring; answers are checked before anything is
-    timed.
+    """Measure every system side by side.
 
-    Calls are timed from host arrays to host results, systems interleaved. Ctrl-C keeps the finished cases.
+    On the same index, grids and scoring, and answers are checked before anything is timed. Calls are timed from host
+    arrays to host results, systems interleaved. Ctrl-C keeps the finished cases.
     """
     from flashtrie_cli.bench.request import Request, parse_counts
     from flashtrie_cli.commands.common import parse_size, thread_count
@@ -177,8 +177,7 @@ class _Run:
 
     def _base(self) -> dict[str, Any] | None:
         """The base, whose request becomes ours; UsageError where ours says otherwise."""
-        from flashtrie_cli.bench import record
-        from flashtrie_cli.bench.request import Request
+        from flashtrie_cli.bench import gate, record
         from flashtrie_cli.errors import UsageError
 
         if self.against is None:
@@ -186,9 +185,7 @@ class _Run:
         if not self.max_slowdown >= 1:
             raise UsageError("--max-slowdown is at least 1")
         base = record.load(self.against)
-        if "request" not in base or not base.get("cases"):
-            raise UsageError("holds no searches to compare with", file=self.against)
-        wanted = Request.from_json(base["request"])
+        wanted = gate.base_request(base, self.against)
         apart = self.request.conflicts(wanted)
         if apart:
             raise UsageError(
@@ -201,9 +198,15 @@ class _Run:
     def _check_outputs(self) -> None:
         from flashtrie_cli.files import check_output
 
+        asked = self.request
         for path in (self.export, self.report):
             if path is not None:
-                check_output(path, force=True)
+                inputs = (self.against, asked.index, asked.proposals, asked.targets)
+                check_output(path, force=True, inputs=inputs)
+        if self.plots is not None:
+            from flashtrie_cli.bench.plots import check_plots
+
+            check_plots(self.plots)
 
     def _measure(self, base: dict[str, Any] | None, watch: Any) -> None:
         if self.request.workload == "build":

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
 
 def command(
-    output: Annotated[str, typer.Option("--output", "-o", metavar="INDEX", help="The index file to write.")],
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="INPUT...", help="Files of keys, plain, .gz or .zst; - is stdin."),
+        typer.Argument(metavar="INPUT", help="Files of keys, plain, .gz or .zst; - is stdin."),
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", metavar="INDEX", help="The index file to write.")
     ] = None,
     kind: Annotated[
         str,
@@ -106,6 +108,8 @@ def command(
     """
     from flashtrie_cli.errors import UsageError
 
+    if output is None and not estimate:
+        raise UsageError("the index needs a name", hint="--output INDEX")
     if masks:
         keys_alone = (
             lowercase,
@@ -115,18 +119,19 @@ def command(
             is_sorted,
             tail != "off",
             estimate,
+            memory != "1G",
         )
         if any(keys_alone):
             raise UsageError(
-                "--lowercase, --values, --value-type, --duplicates, --sorted, --tail and --estimate are for keys, "
-                "not for --masks"
+                "--lowercase, --values, --value-type, --duplicates, --sorted, --tail, --memory and --estimate are for "
+                "keys, not for --masks"
             )
         from flashtrie_cli.commands.common import thread_count
         from flashtrie_cli.masks_build import build_masks
 
         made = build_masks(
             inputs or [],
-            output,
+            str(output),
             tokenizer=tokenizer,
             form=kind,
             json_schema=json_schema,
@@ -171,8 +176,8 @@ def command(
         value_type=value_type,
         tail=tail,
     )
-    if not estimate:
-        check_output(output, force=force)
+    if output is not None and not estimate:
+        check_output(output, force=force, inputs=(*inputs, tokenizer))
     name = tokenizer or ("words" if kind == "text" else None)
     spoken: Any = open_tokenizer(name) if name else None
 
@@ -197,7 +202,7 @@ def command(
     with progress(source.total_size, "keys", quiet=quiet) as show:
         report = build_index(
             source,
-            output,
+            str(output),
             tokenizer=spoken,
             options=options,
             progress=lambda stage, _: show(stage, source.stats.num_bytes_read),

@@ -22,7 +22,7 @@ def command(
     logits: Annotated[
         str | None,
         typer.Argument(
-            metavar="[LOGITS]", help=".npy [batch, block, vocabulary] or [block, vocabulary]; - is stdin."
+            metavar="LOGITS", help=".npy [batch, block, vocabulary] or [block, vocabulary]; - is stdin."
         ),
     ] = None,
     output: Annotated[
@@ -77,7 +77,9 @@ def command(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Build the best draft tree of each row, or draw trees built before.
+    """Build draft trees, or draw trees built before.
+
+    The best tree of each row of logits, held to an index where one is given.
 
     Node 0 is the root; nodes stand in order of score. The file has the arrays of docs/draft_trees.md by name.
     """
@@ -133,17 +135,20 @@ def _build(
     import time
 
     from flashtrie_cli.errors import InputError, UsageError
-    from flashtrie_cli.files import check_output
     from flashtrie_cli.query.draft import build_draft_trees
     from flashtrie_cli.query.draft_files import read_array, read_integers, read_logits, write_trees
-    from flashtrie_cli.query.draft_formats import FORMATS, to_format
-    from flashtrie_cli.streams import open_results
+    from flashtrie_cli.query.draft_formats import FORMATS, MASKED_FORMATS, to_format
+    from flashtrie_cli.streams import check_results, open_results
 
     if format_name not in FORMATS:
         raise UsageError(f"format {format_name!r} is not one of {', '.join(FORMATS)}")
     if json and output == "-":
         raise UsageError("--json and -o - both write to stdout")
-    check_output(output, force=force)
+    if tree_mask is not None and format_name not in MASKED_FORMATS:
+        raise UsageError(f"--tree-mask goes with --format {' or '.join(MASKED_FORMATS)}, not {format_name}")
+    if options["logit_type"] not in (None, "bfloat16"):
+        raise UsageError(f"logit type {options['logit_type']!r} is not bfloat16; others say what they are")
+    check_results(output, force=force, inputs=(path, held["index"], *paths.values()))
     began = time.perf_counter()
     logits = read_logits(path)
     batch_size = len(logits) if logits.ndim == 3 else 0
@@ -161,8 +166,9 @@ def _build(
     read = time.perf_counter()
     try:
         trees = build_draft_trees(logits, roots, bases, **options)
-    except InputError as error:
-        raise InputError(error.message, file=path, hint=error.hint) from error
+    except InputError as error:  # of the argument that it names, else of the logits
+        file = paths.get(error.file or "") or path
+        raise InputError(error.message, file=file, hint=error.hint) from error
     built = time.perf_counter()
     mask = tree_mask or ("packed" if format_name == "tensorrt-llm" else "tree")
     with open_results(output, force=force) as out:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flashtrie_cli.commands.common import Debug, Engine, IndexPath, Json, Quiet
+from flashtrie_cli.commands.common import Debug, Engine, Force, IndexPath, Json, Quiet
 
 
 def command(
@@ -14,24 +14,30 @@ def command(
     output: Annotated[str, typer.Option("--output", "-o", help="File to write; - is stdout.")] = "-",
     ids: Annotated[bool, typer.Option("--ids", help="Token ids, also where the index holds text.")] = False,
     engine: Engine = "auto",
+    force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Write every key in ascending order of its tokens, a line each; with values, a TAB and the value.
+    """Write every key of an index, in order.
 
-    Building from a dump gives the same index (with --ids and the same tokenizer.json for Hugging Face vocabularies).
+    A line a key, in ascending order of its tokens; with values, a TAB and the value.
+
+    Building from a dump gives the same index (with --ids and the same tokenizer.json for Hugging Face vocabularies),
+    but for keys with several values (--duplicates all), which stand between blanks.
     JSON lines hold key_id, tokens, text and value.
     """
     from flashtrie_cli.index import Index
     from flashtrie_cli.query.lookup import key_texts, value_text
-    from flashtrie_cli.streams import json_line, open_results, text_bytes, warn
+    from flashtrie_cli.streams import TsvWatch, check_results, json_line, open_results, text_bytes, warn
 
+    check_results(output, force=force, inputs=(index,))
     opened = Index.open(index, engine=engine)
     if opened.text_missing and not ids:
         warn(f"token ids only: {opened.text_missing}")
     has_text = opened.vocabulary is not None
-    with open_results(output) as out:
+    watch = TsvWatch()
+    with open_results(output, force=force) as out:
         for keys in opened.keys():
             key_ids = keys.key_ids.tolist()
             texts = key_texts(opened, keys, as_ids=ids)
@@ -49,6 +55,7 @@ def command(
                         row["value"] = values[i]
                     out.write(json_line(row))
                 continue
+            watch.check(texts)
             if keys.offsets[1] == 0 and len(keys):
                 warn("the empty key is an empty line, which a build skips (hint: --json keeps it)")
             if values is not None:

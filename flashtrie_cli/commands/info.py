@@ -6,7 +6,10 @@ from flashtrie_cli.commands.common import Debug, Json
 
 
 def command(json: Json = False, debug: Debug = False) -> None:
-    """Say which engines work on this machine, and for each that doesn't the reason and the remedy."""
+    """Say which engines work on this machine.
+
+    For each that doesn't, the reason and the remedy.
+    """
     import platform
 
     from flashtrie_cli import __version__

@@ -20,7 +20,10 @@ def command(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show header, sections, counts and bits a key by part; --json for CI."""
+    """Show what is in an index, and check it.
+
+    Header, sections, counts and bits a key by part; --json for CI.
+    """
     from flashtrie_cli.commands.common import thread_count
     from flashtrie_cli.format import layout
     from flashtrie_cli.format.reader import IndexFile

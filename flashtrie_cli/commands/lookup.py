@@ -21,7 +21,7 @@ def command(
     index: IndexPath,
     keys: Annotated[
         str,
-        typer.Argument(metavar="[KEYS]", help="File of keys, one a line, as the index speaks; - is stdin."),
+        typer.Argument(metavar="KEYS", help="File of keys, one a line, as the index speaks; - is stdin."),
     ] = "-",
     mode: Annotated[
         str,
@@ -52,17 +52,20 @@ def command(
     from flashtrie_cli.index import Index
     from flashtrie_cli.query.lookup import read_questions
     from flashtrie_cli.report import summary
-    from flashtrie_cli.streams import open_results
+    from flashtrie_cli.streams import TsvWatch, open_results
 
     if mode not in MODES:
         raise UsageError(f"mode {mode!r} is not one of {', '.join(MODES)}")
     opened = Index.open(index, engine=engine, threads=thread_count(threads))
     asked = found = 0
+    watch = TsvWatch()
     with open_results("-") as out:
         for batch in read_questions(opened, keys, as_ids=ids):
             for answer in _answers(opened, batch, mode, limit):
                 asked += answer.is_new
                 found += answer.is_new and answer.key_id is not None
+                if not json and answer.key is not None:
+                    watch.check([answer.key])
                 out.write(_json(answer, mode) if json else _tsv(answer, mode))
     summary([("lines", f"{asked:,}"), ("found", f"{found:,}")], quiet=quiet)
     if every and found < asked:

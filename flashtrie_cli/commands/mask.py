@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +17,7 @@ def command(
     prefixes: Annotated[
         str | None,
         typer.Argument(
-            metavar="[PREFIXES]", help="A prefix a line; - is stdin. Without it, the empty prefix only."
+            metavar="PREFIXES", help="A prefix a line; - is stdin. Without it, the empty prefix only."
         ),
     ] = None,
     ids: Annotated[
@@ -41,44 +41,42 @@ def command(
     """
     from flashtrie_cli.commands.common import thread_count
     from flashtrie_cli.errors import UsageError
-    from flashtrie_cli.files import check_output
     from flashtrie_cli.query.mask_output import FORMATS, mask_writer
     from flashtrie_cli.query.token_masks import TokenMasks
-    from flashtrie_cli.streams import open_results
+    from flashtrie_cli.streams import check_results, open_results
 
     chosen = "jsonl" if json else output_format
     if chosen not in FORMATS:
         raise UsageError(f"format {chosen!r} is not one of {', '.join(FORMATS)}")
     if chosen == "npy" and output == "-":
         raise UsageError("npy goes to a file", hint="--output OUT.npy")
-    check_output(output, force=force)
+    check_results(output, force=force, inputs=(index, prefixes))
     masks = TokenMasks.open(index, threads=thread_count(threads))
-    states = [state_of(masks, line, ids, prefixes, number) for number, line in _lines(prefixes)]
+    lines = _lines(prefixes)
+    states = _states_after_ids(masks, lines, prefixes) if ids else [masks.walk_bytes(line) for line in lines]
     with open_results(output, force=force) as out:
         mask_writer(chosen, masks, out)(states)
 
 
-def _lines(path: str | None) -> list[tuple[int, bytes]]:
+def _lines(path: str | None) -> list[bytes]:
     if path is None:
-        return [(1, b"")]
+        return [b""]
     from flashtrie_cli.inputs.source import read_whole
 
     lines = read_whole(path, 1 << 30).split(b"\n")
     if lines[-1] == b"":
         lines.pop()
-    return [(number, line.removesuffix(b"\r")) for number, line in enumerate(lines, 1)]
+    return [line.removesuffix(b"\r") for line in lines]
 
 
-def state_of(masks: TokenMasks, line: bytes, is_ids: bool, path: Any, number: int) -> int | None:
-    """The state after a prefix; None where no member begins with it."""
-    if not is_ids:
-        return masks.walk_bytes(line)
-    from flashtrie_cli.errors import InputError
+def _states_after_ids(masks: TokenMasks, lines: list[bytes], path: str | None) -> list[int | None]:
+    """The state after each line of token ids; None where no member begins with it."""
+    import itertools
+
+    from flashtrie_cli.query.lookup import parse_ids
     from flashtrie_cli.query.token_masks import REJECTED
 
-    try:
-        tokens = [int(part) for part in line.split()]
-    except ValueError:
-        raise InputError("is not a line of token ids", file=path, line=number) from None
-    state = int(masks.walk([tokens])[0]) if tokens else 0
-    return None if state == REJECTED else state
+    tokens, offsets = parse_ids(lines, path or "-", 1)
+    rows = [tokens[begin:end] for begin, end in itertools.pairwise(offsets.tolist())]
+    states = [int(masks.walk([row])[0]) if len(row) else 0 for row in rows]
+    return [None if state == REJECTED else state for state in states]

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from flashtrie_cli.index import Index
 
 BATCH_SIZE = 512
+MAX_DIGITS = 20
+"""Of a token id; Python itself refuses to read thousands."""
 
 
 def command(
@@ -74,19 +76,18 @@ def command(
     from flashtrie_cli.commands.common import thread_count
     from flashtrie_cli.engine.choose import search_engine
     from flashtrie_cli.errors import UsageError
-    from flashtrie_cli.files import check_output
     from flashtrie_cli.index import Index
     from flashtrie_cli.inputs.ahead import read_ahead
     from flashtrie_cli.query.output import FORMATS, result_writer
     from flashtrie_cli.query.plan import SearchPlan
     from flashtrie_cli.query.proposals import read_proposals
     from flashtrie_cli.report import progress
-    from flashtrie_cli.streams import open_results, warn
+    from flashtrie_cli.streams import check_results, open_results, warn
 
     chosen = "jsonl" if json else output_format
     if chosen not in FORMATS:
         raise UsageError(f"format {chosen!r} is not one of {', '.join(FORMATS)}")
-    check_output(output, force=force)
+    check_results(output, force=force, inputs=(index, proposals))
     began = time.perf_counter()
     opened = Index.open(
         index, engine=search_engine(engine, device), threads=thread_count(threads), device=device
@@ -127,7 +128,7 @@ def _token(index: Index, text: str) -> int:
     """A token named by its id, or by its word in the index's vocabulary."""
     from flashtrie_cli.errors import UsageError
 
-    if text.isdigit():
+    if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS:
         return int(text)
     found = index.vocabulary.id(text) if index.vocabulary is not None else None
     if found is None:

@@ -158,7 +158,8 @@ def check_one_to_one(vocab_map: np.ndarray[Any, Any]) -> None:
     twice = np.flatnonzero(ordered[1:] == ordered[:-1])
     if len(twice):
         raise InputError(
-            f"the vocabulary map gives token {int(ordered[twice[0]])} to two of the drafter's ids",
+            f"gives token {int(ordered[twice[0]])} to two of the drafter's ids",
+            file="vocab_map",
             hint="a constrained tree needs each token once",
         )
 

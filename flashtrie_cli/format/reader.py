@@ -6,6 +6,7 @@ import hashlib
 import json
 import mmap
 import os
+import stat
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
@@ -52,8 +53,12 @@ class IndexFile:
         """Map the file and check its frame; raises IndexFileError, also for a file that cannot be read."""
         try:
             with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size == 0:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise IndexFileError(
+                        "is a pipe or a device", file=path, hint="an index is mapped, so it must be a file"
+                    )
+                if status.st_size == 0:
                     raise IndexFileError("is empty", file=path)
                 data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as error:
@@ -163,7 +168,10 @@ def _open(path: str, data: memoryview) -> IndexFile:
     if zlib.crc32(header[:-4]) != checksum:
         refuse("has a damaged header")
     if version not in (layout.VERSION, layout.TAILS_VERSION):
-        refuse(f"has format version {version}; this flashtrie reads up to {layout.TAILS_VERSION}")
+        refuse(
+            f"has format version {version}; this flashtrie reads up to {layout.TAILS_VERSION}",
+            "a newer flashtrie reads it, or rebuild the index",
+        )
     if kind not in layout.KIND_NAMES:
         refuse(f"is of an unknown kind ({kind})")
     if not layout.is_known_version(kind, version):

@@ -15,12 +15,21 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from flashtrie_cli.errors import OutputError
+from flashtrie_cli.errors import OutputError, UsageError
 from flashtrie_cli.files import atomic_output
 from flashtrie_cli.format import frames, layout
 
 CODECS = {"raw": layout.CODEC_RAW, "zstd": layout.CODEC_ZSTD}
 DEFAULT_LEVEL = 3
+MAX_LEVEL = 22
+
+
+def check_codec(codec: str, level: int) -> None:
+    """UsageError for a codec or a level that there is not."""
+    if codec not in CODECS:
+        raise UsageError(f"codec {codec!r} is not one of {', '.join(CODECS)}")
+    if not 1 <= level <= MAX_LEVEL:
+        raise UsageError(f"level {level} is not between 1 and {MAX_LEVEL}")
 
 
 class IndexWriter:
@@ -41,6 +50,7 @@ class IndexWriter:
         force: bool = False,
         version: int = layout.VERSION,
     ):
+        check_codec(codec, level)
         self.path = path
         self._codec = CODECS[codec]
         self._level = level

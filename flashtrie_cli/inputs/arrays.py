@@ -13,7 +13,7 @@ import numpy.typing as npt
 from numpy.lib import format as npy_format
 
 from flashtrie_cli.errors import InputError, UsageError
-from flashtrie_cli.inputs.source import NPY_MAGIC, STDIN, open_raw
+from flashtrie_cli.inputs.source import GZIP_MAGIC, NPY_MAGIC, STDIN, ZSTD_MAGIC, open_raw
 
 _READ_SIZE = 1 << 20
 
@@ -137,6 +137,12 @@ class ArrayFile:
             self.names = [""]
             return
         if not head.startswith(b"PK"):
+            if head.startswith((GZIP_MAGIC, ZSTD_MAGIC)):
+                raise InputError(
+                    "is compressed, and arrays are not read so",
+                    file=path,
+                    hint="decompress it; np.savez_compressed compresses what is read here",
+                )
             what = "is empty" if not head else "is neither .npz nor .npy"
             raise InputError(what, file=path, hint="np.savez writes what is read here")
         try:

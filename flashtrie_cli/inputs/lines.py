@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from flashtrie_cli.errors import InputError
 from flashtrie_cli.inputs.source import NPY_MAGIC, ZIP_MAGIC
@@ -16,12 +16,18 @@ SHOWN_LENGTH = 40
 
 
 def line_blocks(
-    chunks: Iterable[bytes], source: str, block_size: int = BLOCK_SIZE, *, arrays_hint: str = "--input npz"
+    chunks: Iterable[bytes],
+    source: str,
+    block_size: int = BLOCK_SIZE,
+    *,
+    num_lines: Callable[[], int],
+    arrays_hint: str = "--input npz",
 ) -> Iterator[bytes]:
     """Blocks of at least ``block_size`` bytes (the last may be shorter) that end where a line ends.
 
     A byte order mark at the start is dropped. The last line may lack its newline. Raises InputError for a
-    line above MAX_LINE_SIZE, which bounds the memory, and for a file of arrays.
+    line above MAX_LINE_SIZE, which bounds the memory, and for a file of arrays. ``num_lines`` says how many lines the
+    blocks taken so far had, which whoever parses them knows anyway.
     """
     pieces: list[bytes] = []
     size = 0  # of all pieces
@@ -44,6 +50,7 @@ def line_blocks(
             raise InputError(
                 f"a line of more than {MAX_LINE_SIZE >> 20} MiB",
                 file=source,
+                line=num_lines() + sum(piece.count(b"\n") for piece in (*pieces, chunk)) + 1,
                 hint="is this text, one key a line?",
             )
         if cut and size + cut >= block_size:

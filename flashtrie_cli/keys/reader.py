@@ -110,8 +110,12 @@ class KeyReader:
                 return read_chunks(raw, chunk_size)
 
             source = prefetched(chunks, depth=8) if self.threads > 1 else chunks()
+            before = self.stats.num_lines
             first_line = 1
-            for block in line_blocks(source, path, self._block_size):
+            blocks = line_blocks(
+                source, path, self._block_size, num_lines=lambda: self.stats.num_lines - before
+            )
+            for block in blocks:
                 parsed = self._parse(
                     block, path, LineFormat(first_line, self.values_column or 0, self._float_values)
                 )

@@ -13,6 +13,9 @@ from flashtrie_cli.inputs.source import read_whole
 
 FORMS = ("text", "json", "jsonl")
 MAX_FILE_SIZE = 1 << 30
+LONE_SURROGATE = "a lone surrogate (\\ud800 to \\udfff) is no character"
+MAX_REFERENCES = 64
+"""From one to the next: more go round in a circle."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ def read_string_sets(paths: Sequence[str], form: str = "text") -> StringSet:
             for number, value in parsed:
                 if not isinstance(value, str):
                     raise InputError(f"holds {_kind(value)} where a string belongs", file=path, line=number)
+                if not _is_text(value):
+                    raise InputError(LONE_SURROGATE, file=path, line=number)
             members += [value for _, value in parsed]
             num_skipped += len(lines) - len(parsed)
         else:
@@ -81,6 +86,8 @@ def _parse(data: bytes, path: str, line: int | None = None) -> Any:
         return json.loads(data)
     except ValueError as error:
         raise InputError(f"is not JSON: {error}", file=path, line=line) from None
+    except RecursionError:
+        raise InputError("is nested too deeply", file=path, line=line) from None
 
 
 def _strings(values: Any, path: str, where: str) -> list[str]:
@@ -91,7 +98,18 @@ def _strings(values: Any, path: str, where: str) -> list[str]:
             raise InputError(
                 f"{where} holds {_kind(value)} at position {at} where a string belongs", file=path
             )
+        if not _is_text(value):
+            raise InputError(f"{where}, position {at}: {LONE_SURROGATE}", file=path)
     return values
+
+
+def _is_text(value: str) -> bool:
+    """Whether it has a UTF-8 form."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _kind(value: Any) -> str:
@@ -99,14 +117,14 @@ def _kind(value: Any) -> str:
     return names.get(type(value), "a number" if isinstance(value, (int, float)) else "a string")
 
 
-def _resolve(schema: Any, pointer: str, path: str) -> Any:
+def _resolve(schema: Any, pointer: str, path: str, depth: int = 0) -> Any:
     if pointer not in ("", "#") and not pointer.removeprefix("#").startswith("/"):
         raise UsageError(f"{pointer!r} is not a JSON pointer", hint="for example /properties/name")
     place = schema
     for step in pointer.removeprefix("#").split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")
         if isinstance(place, dict):
-            place = _dereference(schema, place, path)
+            place = _dereference(schema, place, path, depth)
         try:
             place = place[int(name)] if isinstance(place, list) else place[name]
         except (KeyError, IndexError, ValueError, TypeError):
@@ -114,14 +132,15 @@ def _resolve(schema: Any, pointer: str, path: str) -> Any:
     return place
 
 
-def _dereference(schema: Any, place: dict[str, Any], path: str) -> dict[str, Any]:
-    for _ in range(64):
+def _dereference(schema: Any, place: dict[str, Any], path: str, depth: int = 0) -> dict[str, Any]:
+    """Where a reference leads, through others; ``depth``: references that are being followed for it already."""
+    for followed in range(depth, MAX_REFERENCES):
         reference = place.get("$ref")
         if not isinstance(reference, str):
             return place
         if not reference.startswith("#"):
             raise InputError(f"refers to another document ({reference!r})", file=path)
-        place = _resolve(schema, reference, path)
+        place = _resolve(schema, reference, path, followed + 1)
         if not isinstance(place, dict):
             return {"enum": place}
     raise InputError("has references that go round in a circle", file=path)

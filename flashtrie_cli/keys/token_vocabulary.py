@@ -58,7 +58,7 @@ def open_vocabulary(path: str) -> TokenVocabulary:
         return TokenVocabulary(_dense(_tiktoken_tokens(data)), (), "tiktoken")
     except InputError as error:
         raise InputError(error.message, file=path, line=error.line, hint=error.hint) from None
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
         reason = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
         raise InputError(f"is not a vocabulary that is understood ({reason})", file=path) from None
 

@@ -220,29 +220,31 @@ def _logit_type(logits: Any, wanted: str | None) -> str:
 
 
 def _integers(name: str, values: Any, size: int) -> npt.NDArray[np.int32]:
-    """A contiguous int32 [size] array, or InputError."""
+    """A contiguous int32 [size] array, or InputError, whose ``file`` is the argument's name."""
     array = np.asarray(values)
     if array.shape != (size,):
-        raise InputError(f"{name} have shape {list(array.shape)} instead of [{size}]")
+        raise InputError(f"has shape {list(array.shape)} instead of [{size}]", file=name)
     if array.dtype.kind not in "iu":
-        raise InputError(f"{name} are {array.dtype}, not int32")
+        raise InputError(f"holds {array.dtype}, not int32", file=name)
     if size and not (int(array.min()) >= -_INT32_MAX - 1 and int(array.max()) <= _INT32_MAX):
-        raise InputError(f"{name} do not fit into int32")
+        raise InputError("holds numbers that do not fit into int32", file=name)
     return np.ascontiguousarray(array, np.int32)
 
 
 def _host_inputs(plan: DraftPlan, inputs: DraftInputs) -> DraftInputs:
     """The inputs as contiguous numpy arrays of the right types, every value checked."""
     roots = _integers("roots", inputs.roots, plan.batch_size)
-    bases = _integers("base lengths", inputs.base_lengths, plan.batch_size)
+    bases = _integers("base_lengths", inputs.base_lengths, plan.batch_size)
     if bases.size and not (bases.min() >= 0 and int(bases.max()) <= _INT32_MAX - plan.num_nodes):
-        raise InputError(f"base lengths are not between 0 and {_INT32_MAX - plan.num_nodes}")
+        raise InputError(
+            f"holds lengths that are not between 0 and {_INT32_MAX - plan.num_nodes}", file="base_lengths"
+        )
     mapping = None
     if inputs.vocab_map is not None:
-        mapping = _integers("the vocabulary map's entries", inputs.vocab_map, plan.vocab_size)
+        mapping = _integers("vocab_map", inputs.vocab_map, plan.vocab_size)
         if mapping.min() < 0:
             raise InputError(
-                f"vocabulary map entry {int(mapping.argmin())} is negative ({int(mapping.min())})"
+                f"entry {int(mapping.argmin())} is negative ({int(mapping.min())})", file="vocab_map"
             )
     constraint = inputs.constraint
     if constraint is not None:
@@ -257,11 +259,15 @@ def _start_states(plan: DraftPlan, constraint: DraftConstraint) -> npt.NDArray[n
         return np.zeros(plan.batch_size, np.uint32)
     starts = np.asarray(constraint.start_states)
     if starts.shape != (plan.batch_size,) or starts.dtype.kind not in "iu":
-        raise InputError(f"start states are not {plan.batch_size} integers")
+        raise InputError(
+            f"holds {starts.dtype} {list(starts.shape)}, not {plan.batch_size} integers", file="start_states"
+        )
     num_nodes = min(getattr(constraint.trie, "num_nodes", NO_STATE), NO_STATE)
     num_states = num_nodes + _is_masks(constraint.trie)  # masks have one after the end
     if np.any((starts != NO_STATE) & ((starts < 0) | (starts >= num_states))):
-        raise InputError(f"start states are not nodes of the trie (0 to {num_states - 1})")
+        raise InputError(
+            f"holds states that are not nodes of the trie (0 to {num_states - 1})", file="start_states"
+        )
     return np.ascontiguousarray(starts, np.uint32)
 
 

@@ -16,11 +16,12 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def read_logits(path: str) -> npt.NDArray[Any]:
-    """Logits [B, block, V] of a .npy file (mapped, not read); a file of [block, V] is a batch of one."""
+    """Logits [B, block, V] of a .npy file (mapped, not read, but for one in another machine's byte order); a file of
+    [block, V] is a batch of one."""
     array = read_array(path)
     if array.ndim == 2:
         array = array[None]
-    return array
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def read_array(path: str) -> npt.NDArray[Any]:
@@ -53,9 +54,9 @@ def read_integers(path: str | None, size: int, default: int) -> npt.NDArray[np.i
 def read_trees(path: str) -> Arrays:
     """Every array of an .npz file."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise InputError(
             "is no .npz of draft trees", file=path, hint="flashtrie draft LOGITS.npy -o TREE.npz"
         ) from error

@@ -15,6 +15,8 @@ from flashtrie_cli.engine.draft_plan import DraftTrees
 from flashtrie_cli.errors import UsageError
 
 FORMATS = ("arrays", "sglang", "flashinfer", "tensorrt-llm")
+MASKED_FORMATS = ("sglang", "tensorrt-llm")
+"""Those whose mask has more than one layout."""
 MASK_MODES = ("full", "tree", "packed")
 """SGLang's FULL_MASK (committed tokens and tree), QLEN_ONLY (tree alone), QLEN_ONLY_BITPACKING (tree, one word a
 node)."""
@@ -26,7 +28,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 def to_format(
     trees: DraftTrees, base_lengths: npt.ArrayLike, name: str, *, tree_mask: str = "tree"
 ) -> Arrays:
-    """The arrays of one of FORMATS by name; ``tree_mask`` (MASK_MODES) counts for sglang and tensorrt-llm."""
+    """The arrays of one of FORMATS by name; ``tree_mask`` (MASK_MODES) counts for MASKED_FORMATS."""
     if name not in FORMATS:
         raise UsageError(f"format {name!r} is not one of {', '.join(FORMATS)}")
     if tree_mask not in MASK_MODES:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from flashtrie_cli.errors import InputError, UsageError
+from flashtrie_cli.inputs.lines import line_blocks, shown
+from flashtrie_cli.inputs.source import RAW_BLOCK_SIZE, RawReader, ReadStats, open_raw, read_chunks
+from flashtrie_cli.keys.parsing import LineFault, line_error
 
 if TYPE_CHECKING:
     from flashtrie_cli.engine.protocol import KeyList
@@ -45,31 +47,36 @@ class Answer:
 
 def read_questions(index: Index, path: str, *, as_ids: bool = False) -> Iterator[Questions]:
     """Lines of a file (``-``: stdin) in batches, as tokens of the index. Raises InputError with file and line."""
-    from flashtrie_cli.inputs.source import open_raw
-
     if not as_ids and index.meta["tokenizer"] != "ids" and index.vocabulary is None:
         raise UsageError(f"the index speaks text, but {index.text_missing}")
     speaks_text = index.vocabulary is not None and not as_ids
-    with open_raw(path) as raw, io.BufferedReader(raw) as file:  # type: ignore[type-var]
-        first = 1
-        while lines := _some_lines(file, path, first):
-            if speaks_text:
-                tokens, offsets = _encode(index, lines, path, first)
-            else:
-                tokens, offsets = _parse_ids(lines, path, first)
-            yield Questions(lines, first, tokens, offsets)
-            first += len(lines)
+    first = 1
+    for lines in _some_lines(path):
+        if speaks_text:
+            tokens, offsets = _encode(index, lines, path, first)
+        else:
+            tokens, offsets = parse_ids(lines, path, first)
+        yield Questions(lines, first, tokens, offsets)
+        first += len(lines)
 
 
-def _some_lines(file: BinaryIO, path: str, first: int) -> list[bytes]:
-    lines: list[bytes] = []
-    for line in file:
-        if first == 1 and not lines:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        lines.append(line.rstrip(b"\n").removesuffix(b"\r"))
-        if len(lines) == LINES_PER_BATCH:
-            break
-    return lines
+def _some_lines(path: str) -> Iterator[list[bytes]]:
+    """The lines of a file, plain or compressed, LINES_PER_BATCH at a time, without their ends."""
+    with open_raw(path) as file:
+        chunks = read_chunks(RawReader(path, file, ReadStats(), None), RAW_BLOCK_SIZE)
+        num_lines = 0
+        blocks = line_blocks(
+            chunks,
+            path,
+            RAW_BLOCK_SIZE,
+            num_lines=lambda: num_lines,
+            arrays_hint="one key a line is read here",
+        )
+        for block in blocks:
+            lines = [line.removesuffix(b"\r") for line in block.removesuffix(b"\n").split(b"\n")]
+            num_lines += len(lines)
+            for begin in range(0, len(lines), LINES_PER_BATCH):
+                yield lines[begin : begin + LINES_PER_BATCH]
 
 
 def _encode(
@@ -82,22 +89,23 @@ def _encode(
             try:
                 line.decode("utf-8")
             except UnicodeDecodeError as error:
-                raise InputError(f"is not UTF-8 at byte {error.start + 1}", file=path, line=number) from None
+                raise line_error(LineFault.INVALID_UTF8, line[error.start :], path, number, 0) from None
         raise
     return index.encode(texts)
 
 
-def _parse_ids(
+def parse_ids(
     lines: list[bytes], path: str, first: int
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+    """Decimal token ids between blanks, as tokens and offsets; one beyond every label matches nothing."""
     flat: list[int] = []
     offsets = [0]
     for number, line in enumerate(lines, first):
         for word in line.split():
             if not word.isdigit():
-                shown = word[:40].decode("utf-8", "replace")
-                raise InputError(f"{shown!r} is not a token id", file=path, line=number)
-            flat.append(min(int(word), 0xFFFF_FFFE))  # beyond every label: matches nothing
+                raise InputError(f"{shown(word)} is not a token id", file=path, line=number)
+            digits = word.lstrip(b"0")[:11]  # enough to be too large, whatever follows
+            flat.append(min(int(digits or b"0"), 0xFFFF_FFFE))
         offsets.append(len(flat))
     return np.array(flat, np.uint32), np.array(offsets, np.int64)
 

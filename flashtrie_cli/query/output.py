@@ -14,6 +14,7 @@ import numpy.typing as npt
 from flashtrie_cli.engine.cpu_text import hit_lines
 from flashtrie_cli.errors import UsageError
 from flashtrie_cli.query.lookup import value_text
+from flashtrie_cli.streams import TsvWatch
 
 if TYPE_CHECKING:
     from flashtrie_cli.index import Index
@@ -66,28 +67,40 @@ def hit_texts(index: Index, results: SearchResults) -> list[str]:
     return [" ".join(words[begin:end]) for begin, end in itertools.pairwise(ends)]
 
 
+def query_names(ids: list[Any] | None, first: int) -> list[str] | None:
+    """What TSV calls the queries: the id of each, or its number where it has none; None where none has one."""
+    if ids is None:
+        return None
+    return [str(first + at if one is None else one) for at, one in enumerate(ids)]
+
+
 class TsvWriter:
     """A line a hit: query (its id, else its number), rank from 1, key, key id, score, normalised score, value."""
 
     def __init__(self, index: Index, out: BinaryIO):
         self._index = index
         self._out = out
+        self._watch = TsvWatch()
 
     def write(self, results: SearchResults, ids: list[Any] | None, first: int) -> None:
         index = self._index
+        names = query_names(ids, first)
+        texts = None if index.vocabulary is None else hit_texts(index, results)
+        for column in (names, texts):
+            self._watch.check(column or [])
         lines = hit_lines(
             results,
             first,
-            names=None if ids is None else [str(name) for name in ids],
-            texts=None if index.vocabulary is None else hit_texts(index, results),
+            names=names,
+            texts=texts,
             values=None
             if index.values is None
             else [value_text(index.value_of(key)) for key in results.key_ids.tolist()],
             threads=index.threads,
         )
-        self._out.write(self.plain_lines(results, ids, first) if lines is None else lines)
+        self._out.write(self.plain_lines(results, names, first) if lines is None else lines)
 
-    def plain_lines(self, results: SearchResults, ids: list[Any] | None, first: int) -> bytes:
+    def plain_lines(self, results: SearchResults, names: list[str] | None, first: int) -> bytes:
         """The same in plain Python."""
         texts = hit_texts(self._index, results)
         key_ids = results.key_ids.tolist()
@@ -96,7 +109,7 @@ class TsvWriter:
         has_values = self._index.values is not None
         lines = []
         for query in range(results.num_queries):
-            name = first + query if ids is None else ids[query]
+            name = first + query if names is None else names[query]
             for rank, h in enumerate(range(offsets[query], offsets[query + 1]), 1):
                 row = f"{name}\t{rank}\t{texts[h]}\t{key_ids[h]}\t{scores[h]}\t{normalised[h]}"
                 lines.append(f"{row}\t{value_text(self._index.value_of(key_ids[h]))}" if has_values else row)
@@ -123,7 +136,7 @@ class JsonlWriter:
         ends, offsets = results.token_offsets.tolist(), results.hit_offsets.tolist()
         for query in range(results.num_queries):
             row: dict[str, Any] = {"schema": "flashtrie.search/1", "query": first + query}
-            if ids is not None:
+            if ids is not None and ids[query] is not None:
                 row["id"] = ids[query]
             hits = []
             for h in range(offsets[query], offsets[query + 1]):
@@ -186,7 +199,7 @@ class NpzWriter:
         self._files = {name: open(os.path.join(self._scratch.name, name), "w+b") for name in names}
         self._counts = dict.fromkeys(names, 0)
         self._bases = dict.fromkeys(self.OFFSETS, 0)
-        self._ids: list[Any] | None = None
+        self._ids: list[str] = []
         for name in self.OFFSETS:
             self._put(name, np.zeros(1, np.int64))
 
@@ -201,8 +214,10 @@ class NpzWriter:
             offsets = getattr(results, name)
             self._put(name, offsets[1:] + self._bases[name])
             self._bases[name] += int(offsets[-1])
+        # One for each query, so that a query finds its own; those before the first named one are made up for then.
         if ids is not None:
-            self._ids = [*(self._ids or []), *ids]
+            self._ids += [""] * (first - len(self._ids))
+            self._ids += ["" if one is None else str(one) for one in ids]
 
     def finish(self) -> None:
         dtypes = {"key_ids": "<u4", "scores": "<f4", "normalised_scores": "<f4", "tokens": "<u4"}
@@ -219,7 +234,8 @@ class NpzWriter:
                     while piece := file.read(1 << 22):
                         member.write(piece)
                 file.close()
-            if self._ids is not None:
+            if self._ids:
+                self._ids += [""] * (self._counts["hit_offsets"] - 1 - len(self._ids))
                 with archive.open("ids.npy", "w") as member:
-                    np.save(member, np.array([str(one) for one in self._ids]), allow_pickle=False)
+                    np.save(member, np.array(self._ids), allow_pickle=False)
         self._scratch.cleanup()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from flashtrie_cli.query.grids import (
 from flashtrie_cli.query.plan import PADDING
 
 _ALL = 1 << 62  # steps
+_LONG_NUMBER = "a number of thousands of digits"
 
 
 class _BadLine(Exception):
@@ -67,21 +68,20 @@ def read_line_grids(
 
 def _lines(raw: RawReader, stats: ReadStats) -> Iterator[bytes]:
     chunks = read_chunks(raw, RAW_BLOCK_SIZE)
-    for block in line_blocks(chunks, raw.path, RAW_BLOCK_SIZE, arrays_hint="give the .npz itself"):
+    blocks = line_blocks(
+        chunks,
+        raw.path,
+        RAW_BLOCK_SIZE,
+        num_lines=lambda: stats.num_lines,
+        arrays_hint="give the .npz itself",
+    )
+    for block in blocks:
         stats.num_text_bytes += len(block)
         yield from block.removesuffix(b"\n").split(b"\n")
 
 
-def _constant(name: str) -> float:
-    """Python's own JSON writes -inf as -Infinity, and a row's empty slots may hold it."""
-    return float("-inf") if name == "-Infinity" else _refuse(name)
-
-
-def _refuse(name: str) -> NoReturn:
-    raise _BadLine(f"{name} is no log-prob")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_constant)
+# -Infinity marks empty slots, as Python's own JSON writes it; NaN and Infinity are refused where they stand.
+_DECODER = json.JSONDecoder(parse_constant=float)
 
 
 def _parse(line: bytes, number: int, limits: Limits, vocabulary: Vocabulary | None) -> _Query:
@@ -89,11 +89,18 @@ def _parse(line: bytes, number: int, limits: Limits, vocabulary: Vocabulary | No
     usual = module.parse_grid_line(np.frombuffer(line, np.uint8), limits.steps or _ALL) if module else None
     if usual is not None:
         tokens, logprobs, id_begin, id_end = usual
-        name = json.loads(line[id_begin:id_end]) if id_end else None
+        name = _id(line[id_begin:id_end]) if id_end else None
     else:
         name, tokens, logprobs = _parse_any(line, number, limits, vocabulary)
     best = keep_best((tokens[None], logprobs[None]), limits.top_k)
     return _Query(name, best[0][0], best[1][0])
+
+
+def _id(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise _BadLine(_LONG_NUMBER) from None
 
 
 def _parse_any(
@@ -109,7 +116,7 @@ def _parse_any(
     except RecursionError:
         raise _BadLine("nested too deeply") from None
     except ValueError:  # Python reads at most 4,300 digits of a number
-        raise _BadLine("a number of thousands of digits") from None
+        raise _BadLine(_LONG_NUMBER) from None
     if not isinstance(parsed, dict):
         raise _BadLine("not an object with `tokens` and `logprobs`")
     name = parsed.get("id")

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flashtrie_cli.errors import InputError, UsageError
-from flashtrie_cli.inputs.arrays import ArrayFile
 from flashtrie_cli.inputs.source import NPY_MAGIC, STDIN, ZIP_MAGIC, RawReader, ReadStats, open_raw
 from flashtrie_cli.query.grids import GridBatch, Limits, Vocabulary
 from flashtrie_cli.query.proposal_arrays import read_array_grids
 from flashtrie_cli.query.proposal_lines import read_line_grids
 
-__all__ = ["GridBatch", "count_queries", "read_proposals"]
+__all__ = ["GridBatch", "read_proposals"]
 
 _ZIP_STARTS = (ZIP_MAGIC, b"PK\x05\x06")  # the second: an archive without members
 
@@ -66,14 +65,3 @@ def _read(path: str, limits: Limits, vocabulary: Vocabulary | None, stats: ReadS
                 "arrays cannot be read from a pipe", file=path, hint="give a file, or JSON lines"
             )
     yield from read_array_grids(path, limits, stats)
-
-
-def count_queries(path: str) -> int | None:
-    """Number of queries where the file says so at once (`.npz`), else None."""
-    if path == STDIN:
-        return None
-    with open_raw(path) as file:
-        if not file.seekable() or file.read(len(ZIP_MAGIC)) not in _ZIP_STARTS:
-            return None
-    with ArrayFile(path) as arrays:
-        return arrays.stream("tokens").num_rows if arrays.has("tokens") else None

@@ -102,6 +102,8 @@ class TokenMasks(TokenStates):
                 f"a vocabulary size of {width} is below the tokenizer's {len(vocabulary.tokens)} ids",
                 hint="take the width of the model's logits",
             )
+        if not 1 <= width <= MAX_VOCAB_SIZE:
+            raise UsageError(f"a vocabulary size of {width} is not between 1 and {MAX_VOCAB_SIZE}")
         _check_eos(vocabulary.eos, width)
         arrays, num_members = vocabulary.compile(
             members, width, json_quoted=json_quoted, prefix_space=prefix_space

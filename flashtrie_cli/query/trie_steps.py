@@ -16,6 +16,9 @@ from flashtrie_cli.engine.cpu import native
 from flashtrie_cli.errors import UsageError
 from flashtrie_cli.query.token_states import TokenStates, state_array
 
+MAX_WIDTH = 1 << 31
+"""Tokens that a trie can hold."""
+
 
 class TrieSteps(TokenStates):
     """Steps over an opened trie; `Index.steps` makes one.
@@ -28,6 +31,8 @@ class TrieSteps(TokenStates):
     def __init__(
         self, trie: Any, num_nodes: int, *, eos: Iterable[int], vocab_size: int, resident: Any = None
     ):
+        if not 1 <= vocab_size <= MAX_WIDTH:
+            raise UsageError(f"a vocabulary size of {vocab_size} is not between 1 and {MAX_WIDTH}")
         self.eos = tuple(sorted(set(eos)))
         self.vocab_size = vocab_size
         self._trie, self._resident = trie, resident

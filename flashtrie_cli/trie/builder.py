@@ -200,6 +200,10 @@ class PlainBuilder:
                 raise KeyConflict(
                     "the values of a key add up to more than 64 bits hold", *place, *place, list(key)
                 )
+            if not math.isfinite(kept[0]):
+                raise KeyConflict(
+                    "the values of a key add up to more than a float holds", *place, *place, list(key)
+                )
         elif self._rule == "all":
             kept.append(value)
 

@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 
 import pytest
+from program import assert_one_line
 from typer.testing import CliRunner
 
 from flashtrie_cli.cli import app
@@ -45,6 +47,27 @@ def test_everything_side_by_side(tmp_path):
     text = report.read_text()
     assert "marisa-opt" in text
     assert made["environment"]["python"] in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--systems", "nothing"], 2, "nothing"),
+        (["--alpha", "nan"], 2, "alpha"),
+        (["-b", "2000000000"], 2, "beam width"),
+        (["--plots", "{file}"], 2, "--plots needs" if find_spec("matplotlib") is None else "cannot be made"),
+        (["--export", "-"], 2, "no name"),
+        (["--report", "{file}/x"], 2, "x"),
+    ],
+)
+def test_nothing_is_measured_for_what_cannot_be(flashtrie, tmp_path, arguments, code, says):
+    """Nor is anything said but the error: what a run would take is not spent before it."""
+    (tmp_path / "file").write_text("")
+    filled = [part.format(file=tmp_path / "file") for part in arguments]
+    done = flashtrie("bench", *filled)
+    assert done.returncode == code
+    assert_one_line(done.stderr, says)
+    assert done.stdout == b""
 
 
 def test_json_on_stdout():
@@ -85,6 +108,38 @@ def test_an_interrupted_base_is_refused(base, tmp_path):
     cut = tmp_path / "cut.json"
     cut.write_text(json.dumps(made))
     assert isinstance(bench("--against", str(cut)).exception, InputError)
+
+
+def test_a_base_without_an_engine_of_ours_judges_nothing(base, tmp_path):
+    """And so must not pass."""
+    made = json.loads(base.read_text())
+    for case in made["cases"]:
+        del case["systems"]["cpu"]
+    (tmp_path / "theirs.json").write_text(json.dumps(made))
+    error = bench("--against", str(tmp_path / "theirs.json")).exception
+    assert isinstance(error, InputError)
+    assert "no engine that could be judged (cpu or cuda)" in str(error)
+
+
+@pytest.mark.parametrize(
+    "lost", ["environment", "options", "cases digest", "cases systems", "samples_ns", "request alpha"]
+)
+def test_a_base_in_pieces(base, tmp_path, lost):
+    made = json.loads(base.read_text())
+    name, _, inner = lost.partition(" ")
+    if name == "cases":
+        del made["cases"][0][inner]
+    elif name == "request":
+        made["request"][inner] = None
+        made["request"]["seconds"] = "long"
+    elif name == "samples_ns":
+        del made["cases"][0]["systems"]["cpu"][name]
+    else:
+        del made[name]
+    (tmp_path / "pieces.json").write_text(json.dumps(made))
+    error = bench("--against", str(tmp_path / "pieces.json")).exception
+    assert isinstance(error, InputError)
+    assert "no whole export" in str(error)
 
 
 def test_finished_cases_survive_an_interrupt(tmp_path, monkeypatch):

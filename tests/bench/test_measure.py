@@ -97,7 +97,9 @@ def test_counts(text, counts):
     assert parse_counts(text, "--x") == counts
 
 
-@pytest.mark.parametrize("text", ["", "a", "1,,2", "1:2:x"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "1,,2", "1:2:x", "infk", "200:100:10", "1:9:0", "1:99999999999999:1"]
+)
 def test_bad_counts(text):
     with pytest.raises(UsageError, match="--x"):
         parse_counts(text, "--x")

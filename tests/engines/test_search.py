@@ -117,6 +117,34 @@ def test_the_end_of_sequence(eos: int | None) -> None:
         check(keys, [grid], plan, engines(keys))
 
 
+@pytest.mark.parametrize("logprobs", [(-1.0, -3.0), (-3.0, -1.0)])
+def test_the_end_of_sequence_twice_in_a_row_counts_best(logprobs: tuple[float, float]) -> None:
+    keys = [(1,), (1, 2)]
+    first, second = logprobs
+    ends = [(9, first), (9, second), (2, -0.5)]
+    grid = [[(1, -0.25), (8, -1.0), (8, -1.0)], ends, ends]
+    (hits,) = engines(keys)[0].search(*arrays([grid]), SearchPlan(eos=9, alpha=0))
+    assert [(hit.tokens, hit.score) for hit in hits] == [((1,), -1.25), ((1, 2), -1.75)]
+    assert check(keys, [grid], SearchPlan(eos=9, alpha=0), engines(keys)) == 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "found"),
+    [
+        ({"token_threshold": -2.0}, 1),
+        ({"token_threshold": -2.0 - 2**-20}, 2),
+        ({"token_threshold": -1.0}, 0),
+        ({"sequence_threshold": -3.0}, 1),
+        ({"sequence_threshold": -3.0 - 2**-20}, 2),
+        ({"sequence_threshold": -1.0}, 0),
+    ],
+)
+def test_thresholds_are_for_what_lies_above_them(limits: dict[str, float], found: int) -> None:
+    keys = [(1,), (1, 2)]
+    grid = [[(1, -1.0)], [(2, -2.0)]]
+    assert check(keys, [grid], SearchPlan(**limits), engines(keys)) == found
+
+
 def test_empty_shapes() -> None:
     keys = [(1,), ()]
     index, reference = engines(keys)

@@ -218,6 +218,18 @@ LIES: dict[str, tuple[str, str, Lie, str]] = {
         section("value_counts", lambda raw: b"\xff" * len(raw)),
         "values",
     ),
+    "values: infinite": (
+        "floats",
+        "raw",
+        words("values", lambda v: v.__setitem__(1, 0x7FF0_0000_0000_0000)),
+        "finite",
+    ),
+    "values: not a number": (
+        "floats",
+        "zstd",
+        words("values", lambda v: v.__setitem__(0, 0x7FF8_0000_0000_0000)),
+        "finite",
+    ),
     "values: a key without one": (
         "values",
         "raw",
@@ -283,6 +295,12 @@ LIES: dict[str, tuple[str, str, Lie, str]] = {
     ),
     "tails: flags: missing": ("tails", "zstd", without("link_flags"), "link_flags"),
     "tails: all missing": ("tails", "zstd", without("tail_labels"), "table"),
+    "tails: a high part of none": (
+        "tails",
+        "raw",
+        words("label_high", set_bits(0, value=False)),
+        "flagged",
+    ),
     "tails: a link is no key": ("tails", "raw", words("terminal", set_bits(1, value=False)), "key"),
     # words
     "words: out of order": (
@@ -356,6 +374,7 @@ LIES: dict[str, tuple[str, str, Lie, str]] = {
     "table: raw size of gigabytes": ("ids", "zstd", part("louds", raw_size=2**40), "louds"),
     "table: more frames": ("ids", "zstd", part("louds", num_frames=2), "table"),
     "table: far more frames": ("ids", "zstd", part("meta", num_frames=2**32 - 1), "table"),
+    "table: a frame of no section": ("ids", "zstd", lambda data: _frame_too_many(data), "more frames"),
     "table: frame sizes": ("ids", "zstd", lambda data: _frame_sizes(data), "louds"),
     "header: version": ("ids", "raw", lambda data: put_together(take_apart(data), version=3), "version 3"),
     "header: version of tails": (
@@ -477,6 +496,15 @@ def _rows_swapped(data: bytes) -> bytes:
     header, rest = data[:64], data[table + 128 : -64]
     digest = hashlib.blake2b(header + rows + rest, digest_size=16).digest()
     return data[:table] + rows + rest + data[-64:-32] + digest + data[-16:]
+
+
+def _frame_too_many(data: bytes) -> bytes:
+    """Behind those of the last section, which does not count it."""
+    parts = take_apart(data)
+    last = list(parts.values())[-1]
+    last.num_frames = len(last.frame_sizes)
+    last.frame_sizes.append(1)
+    return put_together(parts)
 
 
 def _frame_sizes(data: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from samples import CODECS, SAMPLES, SMALL, answers_or_none, build_sample
 
 from flashtrie_cli import Index
 from flashtrie_cli.errors import IndexFileError
+from flashtrie_cli.format.reader import IndexFile
 from flashtrie_cli.inspect import verify
 
 SEED = 20261130
@@ -157,3 +159,16 @@ def test_the_command_line_says_so(flashtrie, tmp_path: Path) -> None:  # type: i
         assert done.stdout == b""
         assert done.stderr.startswith(b"flashtrie: " + bytes(path) + b": ")
         assert done.stderr.count(b"\n") == 1
+
+
+def test_an_index_is_a_file(tmp_path: Path) -> None:
+    """A pipe cannot be mapped, and is not empty either."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = os.open(pipe, os.O_RDWR)
+    try:
+        for path in (str(pipe), os.devnull):
+            with pytest.raises(IndexFileError, match="is a pipe or a device"):
+                IndexFile.open(path)
+    finally:
+        os.close(writer)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from forge import FRAME_SIZE, Part, change, put_together, take_apart
+from forge import FRAME_SIZE, Part, change, change_words, put_together, take_apart
 from lies import LIES, Lie, meta, words
 from samples import CODECS, SAMPLES, answers_or_none, build_sample
 
-from flashtrie_cli import Index
+from flashtrie_cli import BuildOptions, Index, build_index
 from flashtrie_cli.errors import IndexFileError
 from flashtrie_cli.inspect import describe, verify
 
@@ -191,3 +191,24 @@ def _mutated(raw: bytes, source: random.Random) -> bytes:
     else:
         damaged[at : at + 8] = bytes(len(damaged[at : at + 8]))
     return bytes(damaged)
+
+
+@pytest.mark.parametrize("engine", ["reference", "cpu"])
+@pytest.mark.parametrize("place", [5, 6, 7])
+def test_a_link_past_the_last_label(tmp_path: Path, engine: str, place: int) -> None:
+    """Five labels need three bits a place, which can say more than there are."""
+    path = tmp_path / "i.ft"
+    build_index(
+        [(1, 10, 11, 12, 13, 14), (2, 13, 14)], str(path), options=BuildOptions(tail="on", codec="raw")
+    )
+    honest = path.read_bytes()
+    assert json.loads(take_apart(honest)["meta"].raw())["num_tail_labels"] == 5
+    assert Index.open(str(path), engine=engine).lookup([2, 13, 14])[0] >= 0
+
+    def lie(links: list[int]) -> None:
+        assert links == [3 << 3]
+        links[0] = place << 3
+
+    path.write_bytes(change_words(honest, "tail_links", lie))
+    with pytest.raises(IndexFileError):
+        Index.open(str(path), engine=engine)

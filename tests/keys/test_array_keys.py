@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -162,6 +164,9 @@ def test_bad_files(tmp_path: Path) -> None:
     assert error_of(path).startswith("is empty")
     path.write_bytes(b"1 2 3\n")
     assert error_of(path).startswith("is neither .npz nor .npy")
+    for squeeze in (gzip.compress, zstandard.ZstdCompressor().compress):
+        path.write_bytes(squeeze(b"PK"))
+        assert error_of(path).startswith("is compressed")
     np.savez(path, tokens=np.array([object()]))
     assert "holds Python objects" in error_of(path)
     with zipfile.ZipFile(path, "w") as file:

@@ -172,7 +172,7 @@ def test_blocks_are_the_lines(pieces: list[bytes], end: bytes, cuts: list[int], 
         size = cuts[len(chunks) % len(cuts)]
         chunks.append(text[at : at + size])
         at += size
-    blocks = list(line_blocks(chunks, "x", block_size))
+    blocks = list(line_blocks(chunks, "x", block_size, num_lines=int))
     assert b"".join(blocks) == text.removeprefix(b"\xef\xbb\xbf")
     assert all(block.endswith(b"\n") for block in blocks[:-1])
     assert all(blocks)
@@ -239,7 +239,11 @@ class TestText:
         monkeypatch.setattr(lines_module, "MAX_LINE_SIZE", 1 << 20)
         path = tmp_path / "endless"
         path.write_bytes(b"1\n" + b"1" * (5 << 20))
-        assert "a line of more than 1 MiB" in error_of([path], block_size=1 << 16)
+        for threads in (1, 2):
+            for lead in (b"", b"1\n", b"1\n" * 300_000):
+                path.write_bytes(lead + b"1" * (5 << 20))
+                place = f"{path}:{lead.count(10) + 1}: a line of more than 1 MiB"
+                assert place in error_of([path], block_size=1 << 16, threads=threads)
 
     @pytest.mark.parametrize("lowercase", [False, True])
     @pytest.mark.parametrize("threads", [1, 2])

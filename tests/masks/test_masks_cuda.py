@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
-import shutil
 import types
 
 import numpy as np
 import pytest
-from emulated_tokens import Machine, compile_library
+from emulated_tokens import Machine
 from masks_world import EOS, EOT, random_states, trap_vocabulary
 
 from flashtrie_cli.engine import cuda_launch
@@ -27,13 +25,6 @@ class FakeArray:
         self.__cuda_array_interface__ = {
             "typestr": typestr, "shape": shape, "strides": strides, "data": (pointer, False), "version": 3,
         }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def token_kernels(tmp_path_factory) -> ctypes.CDLL:
-    if shutil.which("g++") is None:
-        pytest.skip("no g++")
-    return compile_library(tmp_path_factory.mktemp("emulated_tokens"))
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from flashtrie_cli.errors import IndexFileError, InputError, OutputError, UsageE
 from flashtrie_cli.format import layout
 from flashtrie_cli.format.writer import IndexWriter
 from flashtrie_cli.keys.string_sets import read_schema_enum, read_string_sets
+from flashtrie_cli.keys.token_vocabulary import open_vocabulary
 from flashtrie_cli.masks_build import build_masks, parse_ids
 from flashtrie_cli.query.mask_output import escaped
 from flashtrie_cli.query.mask_statistics import describe_masks
@@ -103,6 +104,27 @@ def test_lies_with_valid_checksums_are_refused(masks, tmp_path):
     assert num_refused > 100
 
 
+def test_lies_about_the_order_of_tokens_are_refused(masks, tmp_path):
+    """A token twice at a node, one below the one before, and a far target that no entry has."""
+    path = str(tmp_path / "lie.ftrie")
+    entries = masks.arrays.entries
+    hop = (1 << 32 - (masks.vocab_size - 1).bit_length()) - 1
+    token, place = entries & ~np.uint32(hop), entries & np.uint32(hop)
+    twice, swapped = entries.copy(), entries.copy()
+    twice[1] = token[0] | place[1]
+    swapped[:2] = token[1] | place[0], token[0] | place[1]
+    for lying in (twice, swapped):
+        assert write_and_try(masks, {"entries": lying}, path)
+    far = {
+        name: np.append(array, array.dtype.type(0))
+        for name, array in vars(masks.arrays).items()
+        if name in ("far_entries", "far_targets")
+    }
+    assert len(far) == 2
+    assert write_and_try(masks, far, path)
+    assert not write_and_try(masks, {}, path)
+
+
 def write_and_try(masks: TokenMasks, changed: dict, path: str) -> bool:
     with IndexWriter(path, kind=layout.KIND_TOKEN_MASKS, force=True, version=layout.MASKS_VERSION) as writer:
         writer.add_json(layout.META, masks.meta)
@@ -121,7 +143,16 @@ def write_and_try(masks: TokenMasks, changed: dict, path: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "meta", [{}, {"eos": "x"}, {"vocab_size": 0}, {"vocab_size": 1 << 30}, {"eos": [9, 3]}, {"eos": [-1]}]
+    "meta",
+    [
+        {},
+        {"eos": "x"},
+        {"vocab_size": 0},
+        {"vocab_size": 1 << 30},
+        {"eos": [9, 3]},
+        {"eos": [-1]},
+        {"eos": [400]},
+    ],
 )
 def test_bad_meta_is_refused(masks, tmp_path, meta):
     masks.meta = {**masks.meta, **meta} if meta else meta
@@ -205,6 +236,7 @@ def test_the_enum_of_a_schema(tmp_path):
         "properties": {
             "x": {"enum": ["a", "b"]}, "y": {"$ref": "#/$defs/y~1z"}, "k": {"const": "only"}, "n": {"type": "string"},
             "list": {"anyOf": [{"enum": ["c"]}]}, "loop": {"$ref": "#/properties/loop"},
+            "inside": {"$ref": "#/properties/inside/x"},
         },
         "$defs": {"y/z": {"enum": ["d", "e"]}},
     }  # fmt: skip
@@ -215,6 +247,7 @@ def test_the_enum_of_a_schema(tmp_path):
     ]:  # fmt: skip
         assert read_schema_enum(str(path), pointer).members == want
     for pointer, error in [
+        ("/properties/inside/x", InputError),
         ("/properties/n", InputError),
         ("/nowhere", InputError),
         ("x", UsageError),
@@ -230,7 +263,7 @@ def test_the_enum_of_a_schema(tmp_path):
 def test_build_reports_and_refuses(tmp_path):
     tokenizer, source, out = voc1(tmp_path), tmp_path / "set.txt", str(tmp_path / "set.ftrie")
     source.write_text("yes\nno\nyes\n\n")
-    with pytest.raises(UsageError, match="which token ends"):
+    with pytest.raises(InputError, match=r"vocab.bin: .*which token ends"):
         build_masks([str(source)], out, tokenizer=tokenizer)
     with pytest.raises(UsageError, match="--tokenizer"):
         build_masks([str(source)], out, tokenizer=None)
@@ -244,6 +277,53 @@ def test_build_reports_and_refuses(tmp_path):
     ]
     with pytest.raises(UsageError, match="not a list of token ids"):
         parse_ids("1,x", "--eos")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"codec": "lzma"}, "codec 'lzma'"),
+        ({"level": 23}, "level 23"),
+        ({"vocab_size": (1 << 24) + 1}, "16777217 is not between"),
+        ({"vocab_size": 1 << 40}, "is not between"),
+        ({"vocab_size": 1 << 70}, "is not between"),
+        ({"eos": str(1 << 40)}, "is not between"),
+        ({"tokenizer": "words"}, "not of words"),
+        ({"pointer": "/x"}, "--json-schema"),
+    ],
+)
+def test_options_out_of_range(tmp_path, options, says):
+    source, out = tmp_path / "set.txt", tmp_path / "set.ftrie"
+    source.write_text("yes\n")
+    with pytest.raises(UsageError, match=says):
+        build_masks([str(source)], str(out), **{"tokenizer": voc1(tmp_path), "eos": "1", **options})
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("deep", ["[" * 100_000, '{"a":' * 100_000])
+def test_sets_nested_too_deeply(tmp_path, deep):
+    path = tmp_path / "deep.json"
+    path.write_text(deep)
+    for read in (
+        lambda: read_string_sets([str(path)], "json"),
+        lambda: read_string_sets([str(path)], "jsonl"),
+        lambda: read_schema_enum(str(path), ""),
+        lambda: open_vocabulary(str(path)),
+    ):
+        with pytest.raises(InputError, match=r"deep.json"):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "place"),
+    [("json", r'["a", "\ud800"]', "position 1"), ("jsonl", '"a"\n"\\ud800"\n', "set:2: ")],
+)
+def test_lone_surrogates_have_a_place(tmp_path, form, text, place):
+    path = tmp_path / "set"
+    path.write_text(text)
+    with pytest.raises(InputError, match="lone surrogate") as found:
+        read_string_sets([str(path)], form)
+    assert place in str(found.value)
 
 
 def test_added_tokens_may_be_left_out(tmp_path):
@@ -289,6 +369,7 @@ def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[byte
         "--sorted",
         "--tail on",
         "--estimate",
+        "--memory 1M",
     ],
 )
 def test_options_for_keys_are_refused(tmp_path, option):
@@ -334,12 +415,24 @@ def test_mask_command(masks, tmp_path):
     assert np.array_equal(rows, want)
 
 
+def test_ids_of_any_length(masks, tmp_path):
+    path = str(tmp_path / "set.ftrie")
+    masks.save(path)
+    found = run(
+        "mask", path, "-", "--ids", "--json", stdin=b"9" * 30 + b"\n" + b"9" * 5000 + b"\n4294967296\n"
+    )
+    assert found.returncode == 0, found.stderr
+    assert [json.loads(line)["state"] for line in found.stdout.splitlines()] == [None] * 3
+    for line in (b"-1", b"1_0", "²".encode()):
+        assert run("mask", path, "-", "--ids", stdin=line).returncode == 2
+
+
 def test_mask_command_errors(masks, tmp_path):
     path = str(tmp_path / "set.ftrie")
     masks.save(path)
     for arguments, code, message in [
         (["mask", str(tmp_path / "none.ftrie")], 3, b"cannot be read"),
-        (["mask", path, "-", "--ids"], 2, b"-:1: is not a line of token ids"),
+        (["mask", path, "-", "--ids"], 2, b"-:1: 'x' is not a token id"),
         (["mask", path, "--format", "npy"], 2, b"npy goes to a file"),
         (["mask", path, "--format", "xml"], 2, b"is not one of"),
     ]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import random
-import shutil
 
 import numpy as np
 import pytest
-from emulated_tokens import MINUS_INFINITY, TYPESTRS, DeviceNumpy, Machine, compile_library
+from emulated_tokens import MINUS_INFINITY, TYPESTRS, DeviceNumpy, Machine
 from masks_world import EOS, EOT, FIRST_BYTE, random_states, trap_vocabulary
 
 from flashtrie_cli.engine import cuda_masks, cuda_tokens, cuda_trie_steps
@@ -20,13 +19,6 @@ MEMBERS = [
     "".join(random.Random(seed).choices(["a", "ab", "yes", "under", "ö", " "], k=6)) for seed in range(900)
 ]
 MANY_EOS = [EOS, EOT, *range(330, 366)]
-
-
-@pytest.fixture(scope="module")
-def token_kernels(tmp_path_factory) -> ctypes.CDLL:
-    if shutil.which("g++") is None:
-        pytest.skip("no g++")
-    return compile_library(tmp_path_factory.mktemp("emulated_tokens"))
 
 
 @pytest.fixture(params=[90, 80])

@@ -15,7 +15,7 @@ from flashtrie_cli import Index, build_index
 from flashtrie_cli.cli import app
 from flashtrie_cli.engine import cpu
 from flashtrie_cli.engine.cpu_text import hit_lines
-from flashtrie_cli.query.output import TsvWriter
+from flashtrie_cli.query.output import TsvWriter, query_names
 from flashtrie_cli.query.results import SearchResults
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason="the extension is not built")
@@ -38,7 +38,7 @@ def both(index: Index, results: SearchResults, ids: list[Any] | None, first: int
     out = io.BytesIO()
     writer = TsvWriter(index, out)
     writer.write(results, ids, first)
-    return out.getvalue(), writer.plain_lines(results, ids, first)
+    return out.getvalue(), writer.plain_lines(results, query_names(ids, first), first)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from flashtrie_cli.inputs.source import ReadStats
 from flashtrie_cli.query import proposal_lines
 from flashtrie_cli.query.grids import Limits
 from flashtrie_cli.query.plan import PADDING
-from flashtrie_cli.query.proposals import GridBatch, count_queries, read_proposals
+from flashtrie_cli.query.proposals import GridBatch, read_proposals
 
 INF = math.inf
 
@@ -98,7 +98,6 @@ class TestArrays:
             assert np.array_equal(np.concatenate([batch.tokens for batch in batches]), tokens.astype(dtype))
             expected = logprobs.astype(float_dtype).astype(np.float32)
             assert np.array_equal(np.concatenate([batch.logprobs for batch in batches]), expected)
-        assert count_queries(str(tmp_path / "x.npz")) == 7
 
     def test_fortran_order(self, tmp_path: Path) -> None:
         tokens, logprobs = random_grid((5, 3, 4))
@@ -142,7 +141,6 @@ class TestArrays:
     def test_no_queries(self, tmp_path: Path) -> None:
         path = save(tmp_path / "x.npz", tokens=np.zeros((0, 2, 3), int), logprobs=np.zeros((0, 2, 3)))
         assert read(path) == []
-        assert count_queries(str(path)) == 0
 
     @pytest.mark.parametrize(
         ("arrays", "message"),
@@ -191,9 +189,9 @@ class TestArrays:
 
     def test_negative_token(self, tmp_path: Path) -> None:
         tokens, logprobs = random_grid((5, 3, 4))
-        tokens[4, 1, 2] = -7
+        tokens[4, 1, 2] = -2
         path = save(tmp_path / "x.npz", tokens=tokens, logprobs=logprobs)
-        assert "token of query 4, step 1, slot 2 is -7 (only -1" in error_of(path, batch_size=2)
+        assert "token of query 4, step 1, slot 2 is -2 (only -1" in error_of(path, batch_size=2)
 
     def test_objects(self, tmp_path: Path) -> None:
         path = save(tmp_path / "x.npz", tokens=np.array([[[object()]]]), logprobs=[[[1.0]]])
@@ -298,7 +296,6 @@ class TestLines:
         assert slots([batch]) == [[[(1, -1.0)], []], [[(1, -1.0), (2, -2.5)], []], [[], []]]
         assert (stats.num_keys_read, stats.num_lines, stats.num_empty_lines_skipped) == (3, 4, 1)
         assert stats.num_bytes_read == path.stat().st_size
-        assert count_queries(str(path)) is None
         assert read(self.write(tmp_path, self.GOOD))[0].ids is None
 
     @pytest.mark.parametrize("squeeze", [bytes, gzip.compress, zstandard.ZstdCompressor().compress])
@@ -353,8 +350,8 @@ class TestLines:
             ),
             ('{"tokens": [[1]], "logprobs": [["-1"]]}', "log-prob of step 0, slot 0 is not a number"),
             ('{"tokens": [[1]], "logprobs": [[false]]}', "log-prob of step 0, slot 0 is not a number"),
-            ('{"tokens": [[1]], "logprobs": [[NaN]]}', "NaN is no log-prob"),
-            ('{"tokens": [[1]], "logprobs": [[Infinity]]}', "Infinity is no log-prob"),
+            ('{"tokens": [[1]], "logprobs": [[NaN]]}', "log-prob of query 1, step 0, slot 0 is NaN"),
+            ('{"tokens": [[1]], "logprobs": [[Infinity]]}', "log-prob of query 1, step 0, slot 0 is +inf"),
             (
                 '{"tokens": [[1], [2, 3]], "logprobs": [[1], [2, 1e999]]}',
                 "log-prob of query 1, step 1, slot 1 is +inf",
