@@ -8,6 +8,11 @@
 
 namespace flashtrie {
 
+#ifndef FT_TOGETHER
+#define FT_TOGETHER 4
+#endif
+constexpr int kLineBytes = 128;  // of memory: what a tile begins with, so that no two warps write into one
+
 // Raw logits of a size, and what minus infinity is in them.
 struct Float32 {
   using Raw = uint32_t;
@@ -40,12 +45,15 @@ struct LogitBatch {
   }
 };
 
-template <typename Type, int kVectors>
+template <typename Type, int kVectorsOfLane>
 struct LogitTile {
+  static constexpr int kVectors = kVectorsOfLane;
   using Raw = typename Type::Raw;
   static constexpr int kPer = 16 / sizeof(Raw);          // logits a vector
   static constexpr int kLogits = 32 * kVectors * kPer;
   static constexpr int kWords = kLogits / 32;             // of a tile's marks: bit token - begin
+  static constexpr int kTogether = kVectors < FT_TOGETHER ? kVectors : FT_TOGETHER;  // vectors that a lane reads before it writes them
+  static constexpr uint32_t kAll = (1u << kPer) - 1;
 
   Raw* row;
   int32_t begin;       // logit of the row with which the tile begins; before the first in some rows
@@ -54,7 +62,7 @@ struct LogitTile {
 
   FT_DEVICE LogitTile(const LogitBatch& batch, uint32_t row_number, uint32_t number) {
     row = static_cast<Raw*>(batch.logits) + row_number * batch.row_stride;
-    const int32_t shift = static_cast<int32_t>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(Raw));
+    const int32_t shift = static_cast<int32_t>(reinterpret_cast<uintptr_t>(row) % kLineBytes / sizeof(Raw));
     begin = static_cast<int32_t>(number) * kLogits - shift;
     const int32_t end = begin + kLogits, width = static_cast<int32_t>(batch.width);
     low = begin > 0 ? begin : 0;
@@ -74,10 +82,17 @@ struct LogitTile {
 
   FT_DEVICE simt::Quad* vector(int j) const { return reinterpret_cast<simt::Quad*>(row + begin + offset(j)); }
 
-  // The lane's j-th vector keeps the logits of these bits.
-  FT_DEVICE static uint32_t kept(const uint32_t* marks, int j) {
+  // Which logits of the lane's j-th vector are allowed.
+  FT_DEVICE static uint32_t allowed(const uint32_t* marks, int j) {
     const int32_t bit = offset(j);
-    return (marks[bit / 32] >> (bit % 32)) & ((1u << kPer) - 1);
+    return (marks[bit / 32] >> (bit % 32)) & kAll;
+  }
+
+  // Which of them lie beyond an end of the row.
+  FT_DEVICE uint32_t outside(int j) const {
+    const int32_t first = begin + offset(j), past = static_cast<int32_t>(high) - first;
+    const uint32_t before = first >= 0 ? 0 : first <= -kPer ? kAll : (1u << -first) - 1;
+    return before | (past >= kPer ? 0 : past <= 0 ? kAll : kAll & ~((1u << past) - 1));
   }
 
   FT_DEVICE static simt::Quad merged(const simt::Quad& old, uint32_t kept) {
@@ -96,60 +111,74 @@ struct LogitTile {
     return {out[0], out[1], out[2], out[3]};
   }
 
-  // The lane's vectors that hold something marked; of the others nothing is read.
+  // Vectors from a lane's `from` on that hold something allowed; of the others nothing is read.
   struct Kept {
-    simt::Quad vectors[kVectors];
-    uint32_t keeps[kVectors];
+    simt::Quad vectors[kTogether];
+    uint32_t keeps[kTogether];
   };
 
-  // `marks`: null where nothing in the tile is allowed.
-  FT_DEVICE Kept read(const uint32_t* marks) const {
+  FT_DEVICE Kept read(const uint32_t* marks, int from) const {
     Kept found;
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      found.keeps[j] = marks != nullptr && is_whole ? kept(marks, j) : 0;
+    for (int j = 0; j < kTogether; ++j) {
+      found.keeps[j] = allowed(marks, from + j);
       found.vectors[j] = nothing();
-      simt::load_quad_if(found.keeps[j] != 0, vector(j), &found.vectors[j]);
+      simt::load_quad_if(found.keeps[j] != 0, vector(from + j), &found.vectors[j]);
     }
     return found;
   }
 
-  // Minus infinity over all but what is marked.
-  FT_DEVICE void write(const Kept& found, const uint32_t* marks) const {
-    if (!is_whole) return clear_ends(marks);
+  // Minus infinity over all but what is kept, in a whole tile.
+  FT_DEVICE void write(const Kept& found, int from) const {
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) simt::store_quad(vector(j), merged(found.vectors[j], found.keeps[j]));
+    for (int j = 0; j < kTogether; ++j) simt::store_quad(vector(from + j), merged(found.vectors[j], found.keeps[j]));
   }
 
   // The same where nothing in the tile is allowed.
   FT_DEVICE void clear() const {
-    if (!is_whole) return clear_ends(nullptr);
+    if (!is_whole) return clear_around(nullptr);
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) simt::store_quad(vector(j), nothing());
   }
 
-  // Asks for what `read` will read.
-  FT_DEVICE void prefetch(const uint32_t* marks) const {
-    if (marks == nullptr || !is_whole) return;
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j)
-      if (kept(marks, j) != 0) simt::prefetch(vector(j));
-  }
-
-  // The first and the last tile of a row, where vectors may reach over its ends.
-  FT_DEVICE void clear_ends(const uint32_t* marks) const {
+  // The same in any tile: what is kept is not read, but left out. `marks`: null where nothing is allowed.
+  FT_DEVICE void clear_around(const uint32_t* marks) const {
 #pragma unroll 1
     for (int j = 0; j < kVectors; ++j) {
-      const uint32_t marked = marks == nullptr ? 0 : kept(marks, j);
-      const int32_t first = begin + offset(j), width = static_cast<int32_t>(high);
-      if (first >= 0 && first + kPer <= width) {
-        *vector(j) = marked == 0 ? nothing() : merged(*vector(j), marked);
-        continue;
-      }
-#pragma unroll 1
-      for (int i = 0; i < kPer; ++i)
-        if (first + i >= 0 && first + i < width && !((marked >> i) & 1)) row[first + i] = static_cast<Raw>(Type::kMinusInfinity);
+      const uint32_t keeps = (marks == nullptr ? 0 : allowed(marks, j)) | (is_whole ? 0 : outside(j));
+      if (keeps == 0)
+        simt::store_quad(vector(j), nothing());
+      else
+        clear_around(vector(j), keeps);
     }
+  }
+
+  // Minus infinity over all of a vector but `keeps`, in as large pieces as there are.
+  FT_DEVICE static void clear_around(simt::Quad* at, uint32_t keeps) {
+    constexpr uint32_t kWord = Type::kMinusInfinity, kHalf = (1u << (kPer / 2)) - 1, kQuarter = (1u << (kPer / 4)) - 1;
+    uint32_t* const words = reinterpret_cast<uint32_t*>(at);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t kept = keeps >> (half * kPer / 2) & kHalf;
+      if (kept == 0) {
+        simt::store_pair(words + 2 * half, {kWord, kWord});
+      } else {
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+          const uint32_t of_word = keeps >> (i * kPer / 4) & kQuarter;
+          if (of_word == 0) words[i] = kWord;
+          if (sizeof(Raw) == 2 && of_word == 1) reinterpret_cast<Raw*>(words + i)[1] = static_cast<Raw>(kWord);
+          if (sizeof(Raw) == 2 && of_word == 2) reinterpret_cast<Raw*>(words + i)[0] = static_cast<Raw>(kWord);
+        }
+      }
+    }
+  }
+
+  // Asks for what `read` will read.
+  FT_DEVICE void prefetch(const uint32_t* marks) const {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+      if (allowed(marks, j) != 0) simt::prefetch(vector(j));
   }
 };
 

@@ -41,7 +41,7 @@ struct MaskLists {
   FT_DEVICE uint32_t known(uint32_t state) const { return state < num_nodes ? state : num_nodes; }
 
   template <typename Tile>
-  FT_DEVICE bool mark(uint32_t state, const Tile& tile, uint32_t* marks) const {
+  FT_DEVICE Share mark(uint32_t state, const Tile& tile, uint32_t* marks) const {
     if (state == 0 && dense.root_row != kNothing) return mark_dense(tile, dense, dense.root_row, marks);
     const uint32_t lane = simt::lane(), own_end = ends.own();
     const uint32_t* record = reinterpret_cast<const uint32_t*>(records + known(state));

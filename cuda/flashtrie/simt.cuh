@@ -135,6 +135,9 @@ FT_DEVICE void touch(const void* at, uint32_t* to) {
 FT_DEVICE void store_quad(Quad* at, const Quad& quad) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(quad.x), "r"(quad.y), "r"(quad.z), "r"(quad.w) : "memory");
 }
+FT_DEVICE void store_pair(uint32_t* at, const Pair& pair) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(at), "r"(pair.x), "r"(pair.y) : "memory");
+}
 FT_DEVICE void load_quad_if(bool wanted, const Quad* at, Quad* to) {
   asm volatile(
       "{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %5, 0;\n@wanted ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"

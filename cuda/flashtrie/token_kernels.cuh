@@ -3,7 +3,7 @@
 // a state allows:
 //
 //   source.ends, source.dense                 end tokens, and dense rows of states that allow much
-//   bool source.mark(state, tile, marks)      by a warp, for any state; false, with nothing marked, where that is nothing
+//   Share source.mark(state, tile, marks)     by a warp, for any state; nothing is marked where that is nothing
 //   bool source.is_long(state)                by a thread; whether it allows so much that most tiles hold some of it
 //   uint32_t source.advance(state, token)     by kLanes threads together (1 or 32); kNothing where it is not allowed
 //   uint32_t source.ended()                   the state behind an end-of-sequence token
@@ -51,10 +51,30 @@ struct TokenRows {
   }
 };
 
+#ifndef FT_MODE
+#define FT_MODE 2
+#endif
+template <typename Tile>
+FT_DEVICE Share as_told(const Tile& tile, Share share) {
+  if (share == Share::much && !tile.is_whole) return Share::little;
+  if (FT_MODE == 0 && !tile.is_whole) return share;
+  if (share == Share::nothing || FT_MODE == 2) return share;
+  return FT_MODE == 0 ? Share::much : Share::little;
+}
 FT_DEVICE uint32_t warp_of_grid() { return simt::block() * (simt::num_threads() / 32) + simt::thread() / 32; }
 
 // One value for the warp, of what each lane read while it may have been changing.
 FT_DEVICE uint32_t for_all(uint32_t value) { return simt::shuffle(value, 0); }
+
+// Writes a tile of which the marked tokens are allowed; `first`: what `read` gave of its first vectors, if much is.
+template <typename Tile>
+FT_DEVICE void write_tile(const Tile& tile, Share share, const typename Tile::Kept& first, const uint32_t* marks) {
+  if (share == Share::nothing) return tile.clear();
+  if (share == Share::little) return tile.clear_around(marks);
+  tile.write(first, 0);
+#pragma unroll 1
+  for (int from = Tile::kTogether; from < Tile::kVectors; from += Tile::kTogether) tile.write(tile.read(marks, from), from);
+}
 
 // A tile of logits, by a warp. What a row allows is worked out before the wait for the kernels before, from the state
 // that is there by then, and again only if they wrote another: as a rule a state is old, and the logits are new.
@@ -64,33 +84,34 @@ FT_DEVICE void apply_tile_early(const ApplyParams<Source>& p, uint32_t which, ui
   const uint32_t early_row = for_all(p.batch.place_of(which)), early_state = for_all(simt::load_changing(p.states + which));
   Tile tile(p.batch, early_row, number);
   bool is_long = kSkipsLong && p.source.is_long(early_state);
-  const uint32_t* allowed = !is_long && p.source.mark(early_state, tile, marks) ? marks : nullptr;
-  if (p.batch.rows == nullptr) tile.prefetch(allowed);
+  Share share = is_long ? Share::nothing : as_told(tile, p.source.mark(early_state, tile, marks));
+  if (share == Share::much && p.batch.rows == nullptr) tile.prefetch(marks);
   simt::await_previous_kernel();
   const uint32_t row = p.batch.place_of(which);
   if (row != early_row) {
     tile = Tile(p.batch, row, number);
-    allowed = nullptr;
+    share = Share::nothing;
   }
-  typename Tile::Kept kept = tile.read(allowed);
+  typename Tile::Kept first;
+  if (share == Share::much) first = tile.read(marks, 0);
   const uint32_t state = simt::load_changing(p.states + which);
   if (row != early_row || state != early_state) {
     simt::sync_warp();  // the marks are read
     is_long = kSkipsLong && p.source.is_long(state);
-    allowed = !is_long && p.source.mark(state, tile, marks) ? marks : nullptr;
-    kept = tile.read(allowed);
+    share = is_long ? Share::nothing : as_told(tile, p.source.mark(state, tile, marks));
+    if (share == Share::much) first = tile.read(marks, 0);
   }
-  if (!is_long) tile.write(kept, allowed);
+  if (!is_long) write_tile(tile, share, first, marks);
 }
 
 // The same after the wait alone.
 template <typename Tile, typename Source>
 FT_DEVICE void apply_tile(const ApplyParams<Source>& p, uint32_t row, uint32_t state, uint32_t number, uint32_t* marks) {
   const Tile tile(p.batch, row, number);
-  if (p.source.mark(state, tile, marks))
-    tile.write(tile.read(marks), marks);
-  else
-    tile.clear();
+  const Share share = as_told(tile, p.source.mark(state, tile, marks));
+  typename Tile::Kept first;
+  if (share == Share::much) first = tile.read(marks, 0);
+  write_tile(tile, share, first, marks);
 }
 
 // A warp a tile.
@@ -181,7 +202,7 @@ FT_DEVICE void apply_long_rows(const ApplyParams<Source>& p, ApplyShared<Tile>& 
       if (p.batch.rows == nullptr)
         each_long_tile(p, num_long, 1, shared, [&](uint32_t row, uint32_t at, uint32_t number) {
           const Tile tile(p.batch, row, number);
-          if (p.source.mark(at, tile, marks)) tile.prefetch(marks);
+          if (as_told(tile, p.source.mark(at, tile, marks)) == Share::much) tile.prefetch(marks);
         });
       simt::await_previous_kernel();
       if (p.batch.rows != nullptr || have_changed(p, simt::thread(), state, shared)) num_long = find_long_rows(p, first, shared, &state);
@@ -218,15 +239,15 @@ FT_DEVICE void fill_words(const FillParams<Source>& p, uint32_t* shared) {
   const MaskTile tile(number, p.words_per_row);
   uint32_t* const marks = shared + (simt::thread() / 32) * MaskTile::kWords;
   const uint32_t early_state = for_all(simt::load_changing(p.states + row));
-  bool some = p.source.mark(early_state, tile, marks);
+  Share share = p.source.mark(early_state, tile, marks);
   simt::await_previous_kernel();
   const uint32_t state = simt::load_changing(p.states + row);
-  if (state != early_state) some = p.source.mark(state, tile, marks);
+  if (state != early_state) share = p.source.mark(state, tile, marks);
   uint32_t* const words = p.words + row * p.row_stride;
 #pragma unroll
   for (uint32_t i = simt::lane(); i < MaskTile::kWords; i += 32) {
     const uint32_t word = number * MaskTile::kWords + i;
-    if (word < p.words_per_row) words[word] = some ? marks[i] : 0;
+    if (word < p.words_per_row) words[word] = share == Share::nothing ? 0 : marks[i];
   }
 }
 
@@ -283,8 +304,11 @@ FT_DEVICE void walk_rows(const WalkParams<Source>& p) {
 
 }  // namespace flashtrie
 
-#define FT_APPLY(name, Source, Type, vectors)                                                                         \
-  extern "C" __global__ void __launch_bounds__(kTileThreads) name##_v##vectors(const ApplyParams<Source> p) {         \
+#ifndef FT_BLOCKS
+#define FT_BLOCKS 6
+#endif
+#define FT_APPLY(name, Source, Type, vectors, blocks)                                                                 \
+  extern "C" __global__ void __launch_bounds__(kTileThreads, blocks) name##_v##vectors(const ApplyParams<Source> p) {         \
     __shared__ uint32_t marks[kTileWarps * LogitTile<Type, vectors>::kWords];                                         \
     apply_tokens<Type, vectors>(p, marks);                                                                            \
   }
@@ -294,7 +318,7 @@ FT_DEVICE void walk_rows(const WalkParams<Source>& p) {
     apply_tokens_long_first<Type, vectors>(p, shared);                                                                \
   }
 #define FT_APPLIES(name, Source, Type) \
-  FT_APPLY(name, Source, Type, 1) FT_APPLY(name, Source, Type, 2) FT_APPLY_LONG(name, Source, Type, 4)
+  FT_APPLY(name, Source, Type, 1, 8) FT_APPLY(name, Source, Type, 2, 8) FT_APPLY(name, Source, Type, 4, FT_BLOCKS) FT_APPLY(name, Source, Type, 8, FT_BLOCKS) FT_APPLY(name, Source, Type, 16, FT_BLOCKS) FT_APPLY_LONG(name, Source, Type, 4) FT_APPLY_LONG(name, Source, Type, 8)
 // The kernels of a source; their names begin with `name`.
 #define FT_TOKEN_KERNELS(name, Source)                                                                                \
   FT_APPLIES(name##_apply_float32, Source, Float32)                                                                   \

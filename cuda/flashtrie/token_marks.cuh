@@ -7,6 +7,9 @@ namespace flashtrie {
 
 constexpr uint32_t kNothing = 0xffffffffu;  // no token, no place
 
+// How much of a tile is allowed.
+enum class Share : uint32_t { nothing, little, much };
+
 // Tokens [low, high) of a row of mask words.
 struct MaskTile {
   static constexpr int kWords = 128;
@@ -69,9 +72,9 @@ FT_DEVICE uint32_t find_first(uint32_t first, uint32_t last, uint32_t wanted, co
 }
 
 // Marks the tokens value(first) to value(last - 1), which ascend, and the end tokens, if those count. `own`: the lane's
-// value of the first 32, if there are no more. False, with nothing marked, where the tile holds none of them.
+// value of the first 32, if there are no more. Nothing is marked where the tile holds none of them.
 template <typename Tile, typename Value>
-FT_DEVICE bool mark_list(const Tile& tile, uint32_t own, uint32_t first, uint32_t last, const Value& value,
+FT_DEVICE Share mark_list(const Tile& tile, uint32_t own, uint32_t first, uint32_t last, const Value& value,
                          const EndTokens& ends, bool with_ends, uint32_t own_end, uint32_t* marks) {
   const uint32_t lane = simt::lane();
   if (last - first > 32) {
@@ -80,7 +83,7 @@ FT_DEVICE bool mark_list(const Tile& tile, uint32_t own, uint32_t first, uint32_
   }
   if (!with_ends) own_end = kNothing;
   const bool more_ends = with_ends && ends.count > 32;
-  if (!more_ends && !simt::any(tile.holds(own) || tile.holds(own_end))) return false;
+  if (!more_ends && !simt::any(tile.holds(own) || tile.holds(own_end))) return Share::nothing;
   clear_marks<Tile>(marks);
 #pragma unroll 1
   for (;;) {
@@ -94,7 +97,7 @@ FT_DEVICE bool mark_list(const Tile& tile, uint32_t own, uint32_t first, uint32_
 #pragma unroll 1
     for (uint32_t i = lane + 32; i < ends.count; i += 32) mark(tile, ends.tokens[i], marks);
   simt::sync_warp();
-  return true;
+  return Share::little;
 }
 
 // 32 bits of a row from bit `from` on, which may lie outside of it.
@@ -108,7 +111,7 @@ FT_DEVICE uint32_t bits_from(const uint32_t* words, uint32_t num_words, int32_t 
 
 // The same as `mark_list` from a dense row.
 template <typename Tile>
-FT_DEVICE bool mark_dense(const Tile& tile, const DenseRows& dense, uint32_t row, uint32_t* marks) {
+FT_DEVICE Share mark_dense(const Tile& tile, const DenseRows& dense, uint32_t row, uint32_t* marks) {
   const uint32_t* words = dense.words + static_cast<uint64_t>(row) * dense.words_per_row;
   uint32_t some = 0;
 #pragma unroll
@@ -118,7 +121,7 @@ FT_DEVICE bool mark_dense(const Tile& tile, const DenseRows& dense, uint32_t row
     some |= bits;
   }
   simt::sync_warp();
-  return simt::any(some != 0);
+  return simt::any(some != 0) ? Share::much : Share::nothing;
 }
 
 }  // namespace flashtrie

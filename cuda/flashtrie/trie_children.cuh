@@ -43,10 +43,10 @@ struct TrieChildren {
   }
 
   template <typename Tile>
-  FT_DEVICE bool mark(uint32_t state, const Tile& tile, uint32_t* marks) const {
+  FT_DEVICE Share mark(uint32_t state, const Tile& tile, uint32_t* marks) const {
     if (state == 0 && dense.root_row != kNothing) return mark_dense(tile, dense, dense.root_row, marks);
     const uint32_t own_end = ends.own();
-    if (state >= trie.num_nodes && !ends.after_end) return false;
+    if (state >= trie.num_nodes && !ends.after_end) return Share::nothing;
     const Family found = state < trie.num_nodes ? family(state) : Family{{0, 0}, true};
     const ChildRange range = found.children;
     if (range.fan_out() > kDenseFanOut) {

@@ -23,6 +23,8 @@ MASK_TILE_WORDS = 128
 """Mask words that a warp writes (MaskTile)."""
 _VECTOR_BYTES = 32 * 16
 """Of a warp."""
+_LINE_BYTES = 128
+"""That a tile begins with (kLineBytes)."""
 _RESIDENT_WARPS = 32
 """Warps of a multiprocessor that all write at once, if a batch is small."""
 LONG_FIRST_BYTES = 96 << 20
@@ -274,8 +276,11 @@ class CudaTokens:
 def _batch(logits: DeviceArray, rows: int, stride: int, vectors: int) -> LogitBatch:
     """How rows are cut into tiles of 32 times ``vectors`` vectors."""
     width = logits.shape[1]
-    # One logit less than a vector may lie before the first that starts on 16 bytes.
-    tiles = -(-((width - 1) * _LOGIT_SIZES[logits.dtype] + 16) // (_VECTOR_BYTES * vectors))
+    size = _LOGIT_SIZES[logits.dtype]
+    # Of a row that does not begin with a line of memory, the first tile begins before it.
+    is_aligned = logits.pointer % _LINE_BYTES == 0 and stride * size % _LINE_BYTES == 0
+    before = 0 if is_aligned else _LINE_BYTES - size
+    tiles = -(-(before + width * size) // (_VECTOR_BYTES * vectors))
     if rows * tiles > _MAX_TILES or width > _MAX_WIDTH:
         raise InputError(f"{rows} rows of {width} are too many for one call", hint="split the batch")
     shift = (tiles - 1).bit_length()

@@ -298,6 +298,7 @@ inline Pair load_pair(const void* at) {
   return pair;
 }
 inline void store_quad(Quad* at, const Quad& quad) { memcpy(at, &quad, sizeof quad); }
+inline void store_pair(uint32_t* at, const Pair& pair) { memcpy(at, &pair, sizeof pair); }
 inline void load_quad_if(bool wanted, const Quad* at, Quad* to) {
   if (wanted) memcpy(to, at, sizeof *to);
 }

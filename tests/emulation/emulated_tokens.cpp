@@ -37,6 +37,10 @@ template <typename Source, typename Type>
 int run_apply(const Launch& launch, const std::string& form) {
   if (form == "v1") return run_apply<Source, Type, 1>(launch);
   if (form == "v2") return run_apply<Source, Type, 2>(launch);
+  if (form == "v4") return run_apply<Source, Type, 4>(launch);
+  if (form == "v8") return run_apply<Source, Type, 8>(launch);
+  if (form == "v16") return run_apply<Source, Type, 16>(launch);
+  if (form == "long8") return run_apply_long<Source, Type, 8>(launch);
   if (form == "long4") return run_apply_long<Source, Type, 4>(launch);
   return 2;
 }
