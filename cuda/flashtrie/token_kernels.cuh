@@ -128,6 +128,56 @@ FT_DEVICE void apply_tokens(const ApplyParams<Source>& p, uint32_t* shared) {
   apply_tile<Tile>(p, p.batch.place_of(which), p.states[which], number, marks);
 }
 
+// A warp tile after tile. While it writes one, the logits that the next keeps are on their way.
+template <typename Type, int kVectors, typename Source>
+FT_DEVICE void apply_in_turn(const ApplyParams<Source>& p, uint32_t* shared) {
+  using Tile = LogitTile<Type, kVectors>;
+  simt::release_next_kernel();
+  const uint32_t num_items = p.batch.num_rows * p.batch.num_tiles, step = simt::num_blocks() * kTileWarps;
+  uint32_t item = warp_of_grid();
+  if (item >= num_items) return;
+  uint32_t* marks = shared + (simt::thread() / 32) * 2 * Tile::kWords;
+  uint32_t* others = marks + Tile::kWords;
+  const auto number_of = [&](uint32_t at, uint32_t which) { return at - which * p.batch.num_tiles; };
+  Share share;
+  {
+    const uint32_t which = p.batch.row_of(item), number = number_of(item, which);
+    const uint32_t early_row = for_all(p.batch.place_of(which)), early_state = for_all(simt::load_changing(p.states + which));
+    const Tile early(p.batch, early_row, number);
+    share = as_told(early, p.source.mark(early_state, early, marks));
+    if (share == Share::much && p.batch.rows == nullptr) early.prefetch(marks);
+    simt::await_previous_kernel();
+    const uint32_t row = p.batch.place_of(which), state = simt::load_changing(p.states + which);
+    if (row != early_row || state != early_state) {
+      const Tile tile(p.batch, row, number);
+      share = as_told(tile, p.source.mark(state, tile, marks));
+    }
+  }
+#pragma unroll 1
+  for (;;) {
+    const uint32_t which = p.batch.row_of(item);
+    const Tile tile(p.batch, p.batch.place_of(which), number_of(item, which));
+    typename Tile::Kept first;
+    if (share == Share::much) first = tile.read(marks, 0);
+    const uint32_t next = item + step;
+    Share share_of_next = Share::nothing;
+    if (next < num_items) {
+      const uint32_t which_next = p.batch.row_of(next);
+      const Tile ahead(p.batch, p.batch.place_of(which_next), number_of(next, which_next));
+      share_of_next = as_told(ahead, p.source.mark(p.states[which_next], ahead, others));
+      if (share_of_next == Share::much) ahead.prefetch(others);
+    }
+    write_tile(tile, share, first, marks);
+    if (next >= num_items) return;
+    simt::sync_warp();  // the marks are read
+    item = next;
+    share = share_of_next;
+    uint32_t* const held = marks;
+    marks = others;
+    others = held;
+  }
+}
+
 // Shared memory of a block that begins with long rows.
 template <typename Tile>
 struct ApplyShared {
@@ -312,13 +362,18 @@ FT_DEVICE void walk_rows(const WalkParams<Source>& p) {
     __shared__ uint32_t marks[kTileWarps * LogitTile<Type, vectors>::kWords];                                         \
     apply_tokens<Type, vectors>(p, marks);                                                                            \
   }
+#define FT_TURN(name, Source, Type, vectors, blocks)                                                                 \
+  extern "C" __global__ void __launch_bounds__(kTileThreads, blocks) name##_w##vectors(const ApplyParams<Source> p) {         \
+    __shared__ uint32_t marks[2 * kTileWarps * LogitTile<Type, vectors>::kWords];                                         \
+    apply_in_turn<Type, vectors>(p, marks);                                                                            \
+  }
 #define FT_APPLY_LONG(name, Source, Type, vectors)                                                                    \
   extern "C" __global__ void __launch_bounds__(kTileThreads, kLongBlocks) name##_long##vectors(const ApplyParams<Source> p) {      \
     __shared__ ApplyShared<LogitTile<Type, vectors>> shared;                                                          \
     apply_tokens_long_first<Type, vectors>(p, shared);                                                                \
   }
 #define FT_APPLIES(name, Source, Type) \
-  FT_APPLY(name, Source, Type, 1, 8) FT_APPLY(name, Source, Type, 2, 8) FT_APPLY(name, Source, Type, 4, FT_BLOCKS) FT_APPLY(name, Source, Type, 8, FT_BLOCKS) FT_APPLY(name, Source, Type, 16, FT_BLOCKS) FT_APPLY_LONG(name, Source, Type, 4) FT_APPLY_LONG(name, Source, Type, 8)
+  FT_APPLY(name, Source, Type, 1, 8) FT_APPLY(name, Source, Type, 2, 8) FT_APPLY(name, Source, Type, 4, FT_BLOCKS) FT_TURN(name, Source, Type, 2, FT_BLOCKS)  FT_TURN(name, Source, Type, 4, FT_BLOCKS) FT_TURN(name, Source, Type, 8, FT_BLOCKS) FT_APPLY_LONG(name, Source, Type, 4)
 // The kernels of a source; their names begin with `name`.
 #define FT_TOKEN_KERNELS(name, Source)                                                                                \
   FT_APPLIES(name##_apply_float32, Source, Float32)                                                                   \

@@ -15,9 +15,6 @@ constexpr uint32_t kCopiedLength = 256;
 constexpr size_t kDenseBytes = size_t(1) << 19;
 // States looked at together, so that their cache misses overlap.
 constexpr size_t kGroup = 32;
-constexpr uint32_t kPrefetchedEntries = 4;
-
-void set_bit(uint32_t* row, uint32_t token) { row[token / kMaskWordBits] |= uint32_t(1) << (token % kMaskWordBits); }
 
 bool has_token(const MaskView& masks, ByteRange bytes, uint32_t token) {
   for (uint32_t i = bytes.first; i < bytes.last; ++i)
@@ -121,19 +118,6 @@ void MaskSet::set_bits(EntryRange range, uint32_t* row) const {
     for (uint32_t i = 0; i < masks_.num_eos; ++i) set_bit(row, masks_.eos[i]);
 }
 
-void MaskSet::clear_bits(uint32_t state, uint32_t* row) const {
-  const EntryRange range = entry_range(masks_, state);
-  if (range.count() > kCopiedLength) {
-    memset(row, 0, num_words_ * sizeof(uint32_t));
-    return;
-  }
-  for (uint32_t entry = range.first; entry < range.last; ++entry) row[entry_token(masks_, entry) / kMaskWordBits] = 0;
-  const ByteRange bytes = byte_range(masks_, range);
-  for (uint32_t i = bytes.first; i < bytes.last; ++i) row[masks_.bytes.tokens[i] / kMaskWordBits] = 0;
-  if (range.terminal)
-    for (uint32_t i = 0; i < masks_.num_eos; ++i) row[masks_.eos[i] / kMaskWordBits] = 0;
-}
-
 void MaskSet::fill(uint32_t state, uint32_t* row) const {
   const EntryRange range = entry_range(masks_, state);
   if (const uint32_t* dense = copied_row(state, range)) {
@@ -186,86 +170,6 @@ void MaskSet::walk_each(const int64_t* tokens, size_t count, size_t length, size
       state = in_vocabulary ? advance(masks_, state, static_cast<uint32_t>(token)) : kRejected;
     }
     states[i] = state;
-  }
-}
-
-MaskRows::MaskRows(const MaskSet& masks, size_t num_rows)
-    : masks_(masks), words_((num_rows + masks.dense_nodes().size()) * masks.num_words()), shown_(num_rows) {
-  forget();
-}
-
-void MaskRows::forget() {
-  uint32_t* const shared = row_at(num_rows());
-  std::fill(words_.data(), shared, 0);
-  if (num_shared() > 0) memcpy(shared, masks_.dense_words().data(), masks_.dense_words().size() * sizeof(uint32_t));
-  std::fill(shown_.begin(), shown_.end(), Shown{masks_.ended(), 0, {}});
-}
-
-void MaskRows::prefetch_words(EntryRange range, const uint32_t* row) const {
-  const MaskView& view = masks_.masks_;
-  const uint32_t last = std::min(range.last, range.first + kPrefetchedEntries);
-  for (uint32_t entry = range.first; entry < last; ++entry)
-    __builtin_prefetch(row + entry_token(view, entry) / kMaskWordBits, 1);
-  const ByteRange bytes = byte_range(view, range);
-  for (uint32_t i = bytes.first; i < bytes.last; ++i) __builtin_prefetch(row + view.bytes.tokens[i] / kMaskWordBits, 1);
-}
-
-// Clears what the row shows; its few words are known by heart, so no list is read again.
-void MaskRows::clear(size_t i) {
-  const Shown& shown = shown_[i];
-  uint32_t* const row = row_at(i);
-  if (shown.count > kKeptWords) return masks_.clear_bits(shown.state, row);
-  for (uint32_t at = 0; at < shown.count; ++at) row[shown.words[at]] = 0;
-}
-
-void MaskRows::set(size_t i, uint32_t state, EntryRange range) {
-  const MaskView& view = masks_.masks_;
-  Shown& shown = shown_[i];
-  uint32_t* const row = row_at(i);
-  const ByteRange bytes = byte_range(view, range);
-  shown.state = state;
-  shown.count = range.count() + bytes.count() + (range.terminal ? view.num_eos : 0);
-  if (shown.count > kKeptWords) return masks_.set_bits(range, row);
-  uint32_t at = 0;
-  const auto add = [&](uint32_t token) {
-    set_bit(row, token);
-    shown.words[at++] = token / kMaskWordBits;
-  };
-  for (uint32_t entry = range.first; entry < range.last; ++entry) add(entry_token(view, entry));
-  for (uint32_t byte = bytes.first; byte < bytes.last; ++byte) add(view.bytes.tokens[byte]);
-  for (uint32_t eos = 0; range.terminal && eos < view.num_eos; ++eos) add(view.eos[eos]);
-}
-
-void MaskRows::show_one(size_t i, uint32_t state, EntryRange range) {
-  if (shown_[i].state == state) return;
-  if (const uint32_t* copied = masks_.copied_row(state, range)) {
-    memcpy(row_at(i), copied, masks_.num_words() * sizeof(uint32_t));
-    shown_[i].state = state;
-    shown_[i].count = kKeptWords + 1;
-    return;
-  }
-  clear(i);
-  set(i, state, range);
-}
-
-void MaskRows::show(const uint32_t* states, size_t count, int32_t* at) {
-  const MaskView& view = masks_.masks_;
-  EntryRange ranges[kGroup];
-  for (size_t begin = 0; begin < count; begin += kGroup) {
-    const size_t end = std::min(count, begin + kGroup);
-    for (size_t i = begin; i < end; ++i) masks_.prefetch_row(states[i]);
-    for (size_t i = begin; i < end; ++i) {
-      ranges[i - begin] = entry_range(view, states[i]);
-      __builtin_prefetch(view.entries + ranges[i - begin].first);
-    }
-    for (size_t i = begin; i < end; ++i) prefetch_words(ranges[i - begin], row_at(i));
-    for (size_t i = begin; i < end; ++i) {
-      const uint32_t* const dense = at == nullptr ? nullptr : masks_.dense_row(states[i], ranges[i - begin]);
-      if (dense == nullptr) show_one(i, states[i], ranges[i - begin]);
-      if (at == nullptr) continue;
-      const ptrdiff_t shared = dense == nullptr ? 0 : (dense - masks_.dense_words().data()) / masks_.num_words();
-      at[i] = static_cast<int32_t>(dense == nullptr ? i : num_rows() + shared);
-    }
   }
 }
 

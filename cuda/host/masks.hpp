@@ -6,11 +6,12 @@
 #include <vector>
 
 #include "flashtrie/masks.cuh"
-#include "huge_words.hpp"
 
 namespace flashtrie {
 
 constexpr uint32_t kMaskWordBits = 32;
+
+inline void set_bit(uint32_t* row, uint32_t token) { row[token / kMaskWordBits] |= uint32_t(1) << (token % kMaskWordBits); }
 
 // What is wrong with the arrays (sizes as in MaskView, `num_rows` and `num_entries` as stored), or null.
 // Every later read is inside the arrays if nothing is.
@@ -46,49 +47,13 @@ class MaskSet {
   const uint32_t* dense_row(uint32_t state, EntryRange range) const;
   const uint32_t* copied_row(uint32_t state, EntryRange range) const;
   void set_bits(EntryRange range, uint32_t* row) const;
-  void clear_bits(uint32_t state, uint32_t* row) const;
+  size_t number_of(const uint32_t* dense) const { return static_cast<size_t>(dense - dense_words_.data()) / num_words_; }
   void prefetch_row(uint32_t state) const;
 
   MaskView masks_;
   uint32_t num_words_;
   std::vector<uint32_t> dense_nodes_;  // ascending
   std::vector<uint32_t> dense_words_;  // num_words_ a node
-};
-
-// A bitmask [num_rows, num_words] that remembers which state each row shows. A fill undoes the bits of
-// the state before and sets those of the new one; it touches a row's other words never. Behind these rows
-// stand the dense rows, which never change and which states may share.
-class MaskRows {
- public:
-  MaskRows(const MaskSet& masks, size_t num_rows);
-  void fill(const uint32_t* states, size_t count) { show(states, count, nullptr); }  // rows [0, count)
-  // The same, but a state with a dense row is shown by that one, nothing copied: at[i] is the row of state i.
-  void share(const uint32_t* states, size_t count, int32_t* at) { show(states, count, at); }
-  void forget();  // the caller wrote into the rows: clear them all
-
-  uint32_t* words() { return words_.data(); }
-  size_t num_rows() const { return shown_.size(); }
-  size_t num_shared() const { return masks_.dense_nodes().size(); }
-
- private:
-  static constexpr uint32_t kKeptWords = 6;
-  struct Shown {
-    uint32_t state;              // ended() for an empty row
-    uint32_t count;              // of the words below; more than kKeptWords: they are not kept
-    uint32_t words[kKeptWords];  // that are not zero
-  };
-
-  void show(const uint32_t* states, size_t count, int32_t* at);
-  void show_one(size_t i, uint32_t state, EntryRange range);
-  void clear(size_t i);
-  void set(size_t i, uint32_t state, EntryRange range);
-  void prefetch_words(EntryRange range, const uint32_t* row) const;
-
-  uint32_t* row_at(size_t i) { return words_.data() + i * masks_.num_words(); }
-
-  const MaskSet& masks_;
-  HugeWords words_;
-  std::vector<Shown> shown_;
 };
 
 }  // namespace flashtrie

@@ -4,7 +4,7 @@
 
 #include "bindings.hpp"
 #include "bitmask.hpp"
-#include "host/masks.hpp"
+#include "host/mask_rows.hpp"
 #include "host/masks_compile.hpp"
 #include "host/masks_plain.hpp"
 #include "host/vocabulary_automaton.hpp"

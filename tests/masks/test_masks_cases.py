@@ -378,6 +378,25 @@ def test_states_with_long_lists_share_a_row():
     assert rows.table.shape == (4, masks.num_words)
 
 
+def test_rows_behind_a_smaller_batch_stay_as_they_are():
+    members = [bytes([byte, other]) for byte in range(256) for other in (7, 200)] + [b"q" * 9]
+    masks = TokenMasks.from_strings(members, VOCABULARY, eos=[EOS])
+    rows, want, rng = masks.rows(20), masks.bitmask(20), random.Random(1)
+    want[:] = 0
+    for step in range(400):
+        states = np.array([rng.choice([0, 0, rng.randrange(masks.ended)]) for _ in range(rng.randrange(21))])
+        states = states.astype(np.uint32)
+        masks.fill(states, want)
+        if step % 3:
+            rows.fill(states)
+            assert np.array_equal(rows.words, want)
+        else:
+            at = rows.share(states)
+            assert np.array_equal(rows.table[at], want[: len(states)])
+            assert np.array_equal(rows.words[len(states) :], want[len(states) :])
+            rows.fill(states)  # the rows of those that share one show nothing in particular
+
+
 def _row(masks: TokenMasks, state: int) -> np.ndarray:
     row = masks.bitmask()
     ids = masks.allowed(state)
