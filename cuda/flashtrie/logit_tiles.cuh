@@ -8,9 +8,6 @@
 
 namespace flashtrie {
 
-#ifndef FT_TOGETHER
-#define FT_TOGETHER 4
-#endif
 constexpr int kLineBytes = 128;  // of memory: what a tile begins with, so that no two warps write into one
 
 // Raw logits of a size, and what minus infinity is in them.
@@ -45,14 +42,14 @@ struct LogitBatch {
   }
 };
 
-template <typename Type, int kVectorsOfLane>
+// `kVectors` of a lane; of a tile that keeps much, it reads `kTogether` before it writes them.
+template <typename Type, int kVectorsOfLane, int kReadTogether = kVectorsOfLane>
 struct LogitTile {
-  static constexpr int kVectors = kVectorsOfLane;
+  static constexpr int kVectors = kVectorsOfLane, kTogether = kReadTogether < kVectors ? kReadTogether : kVectors;
   using Raw = typename Type::Raw;
   static constexpr int kPer = 16 / sizeof(Raw);          // logits a vector
   static constexpr int kLogits = 32 * kVectors * kPer;
   static constexpr int kWords = kLogits / 32;             // of a tile's marks: bit token - begin
-  static constexpr int kTogether = kVectors < FT_TOGETHER ? kVectors : FT_TOGETHER;  // vectors that a lane reads before it writes them
   static constexpr uint32_t kAll = (1u << kPer) - 1;
 
   Raw* row;
@@ -111,27 +108,25 @@ struct LogitTile {
     return {out[0], out[1], out[2], out[3]};
   }
 
-  // Vectors from a lane's `from` on that hold something allowed; of the others nothing is read.
+  // Vectors of a lane from its j-th on, those read that hold something allowed.
   struct Kept {
     simt::Quad vectors[kTogether];
-    uint32_t keeps[kTogether];
   };
 
   FT_DEVICE Kept read(const uint32_t* marks, int from) const {
-    Kept found;
+    Kept kept;
 #pragma unroll
     for (int j = 0; j < kTogether; ++j) {
-      found.keeps[j] = allowed(marks, from + j);
-      found.vectors[j] = nothing();
-      simt::load_quad_if(found.keeps[j] != 0, vector(from + j), &found.vectors[j]);
+      kept.vectors[j] = nothing();
+      simt::load_quad_if(allowed(marks, from + j) != 0, vector(from + j), &kept.vectors[j]);
     }
-    return found;
+    return kept;
   }
 
-  // Minus infinity over all but what is kept, in a whole tile.
-  FT_DEVICE void write(const Kept& found, int from) const {
+  // Minus infinity over all but what is allowed, in a whole tile.
+  FT_DEVICE void write(const Kept& kept, const uint32_t* marks, int from) const {
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j) simt::store_quad(vector(from + j), merged(found.vectors[j], found.keeps[j]));
+    for (int j = 0; j < kTogether; ++j) simt::store_quad(vector(from + j), merged(kept.vectors[j], allowed(marks, from + j)));
   }
 
   // The same where nothing in the tile is allowed.

@@ -4,7 +4,8 @@
 //
 //   source.ends, source.dense                 end tokens, and dense rows of states that allow much
 //   Share source.mark(state, tile, marks)     by a warp, for any state; nothing is marked where that is nothing
-//   bool source.is_long(state)                by a thread; whether it allows so much that most tiles hold some of it
+//   bool source.is_long(state)                by a thread; whether it allows so much that most tiles hold some of it;
+//                                             only of sources with FT_LONG_KERNELS
 //   uint32_t source.advance(state, token)     by kLanes threads together (1 or 32); kNothing where it is not allowed
 //   uint32_t source.ended()                   the state behind an end-of-sequence token
 #pragma once
@@ -23,7 +24,6 @@ struct ApplyParams {
   LogitBatch batch;
   const uint32_t* states;  // batch.num_rows
   uint32_t num_long_blocks;
-  uint32_t num_early_blocks;  // that look ahead: those that may run before the kernel before has ended, or more
 };
 
 template <typename Source>
@@ -51,131 +51,71 @@ struct TokenRows {
   }
 };
 
-#ifndef FT_MODE
-#define FT_MODE 2
-#endif
-template <typename Tile>
-FT_DEVICE Share as_told(const Tile& tile, Share share) {
-  if (share == Share::much && !tile.is_whole) return Share::little;
-  if (FT_MODE == 0 && !tile.is_whole) return share;
-  if (share == Share::nothing || FT_MODE == 2) return share;
-  return FT_MODE == 0 ? Share::much : Share::little;
-}
 FT_DEVICE uint32_t warp_of_grid() { return simt::block() * (simt::num_threads() / 32) + simt::thread() / 32; }
 
 // One value for the warp, of what each lane read while it may have been changing.
 FT_DEVICE uint32_t for_all(uint32_t value) { return simt::shuffle(value, 0); }
 
-// Writes a tile of which the marked tokens are allowed; `first`: what `read` gave of its first vectors, if much is.
+// Marks what a tile keeps of a state.
+template <typename Tile, typename Source>
+FT_DEVICE Share mark_tile(const Source& source, uint32_t state, const Tile& tile, uint32_t* marks) {
+  const Share share = source.mark(state, tile, marks);
+  return share == Share::much && !tile.is_whole ? Share::little : share;
+}
+
+// Writes a marked tile; `first`: what `read` gave of its first vectors, if it keeps much.
 template <typename Tile>
 FT_DEVICE void write_tile(const Tile& tile, Share share, const typename Tile::Kept& first, const uint32_t* marks) {
   if (share == Share::nothing) return tile.clear();
   if (share == Share::little) return tile.clear_around(marks);
-  tile.write(first, 0);
+  tile.write(first, marks, 0);
 #pragma unroll 1
-  for (int from = Tile::kTogether; from < Tile::kVectors; from += Tile::kTogether) tile.write(tile.read(marks, from), from);
+  for (int from = Tile::kTogether; from < Tile::kVectors; from += Tile::kTogether) tile.write(tile.read(marks, from), marks, from);
+}
+
+template <typename Tile, typename Source>
+FT_DEVICE void apply_tile(const ApplyParams<Source>& p, uint32_t row, uint32_t state, uint32_t number, uint32_t* marks) {
+  const Tile tile(p.batch, row, number);
+  const Share share = mark_tile(p.source, state, tile, marks);
+  typename Tile::Kept first;
+  if (share == Share::much) first = tile.read(marks, 0);
+  write_tile(tile, share, first, marks);
 }
 
 // A tile of logits, by a warp. What a row allows is worked out before the wait for the kernels before, from the state
 // that is there by then, and again only if they wrote another: as a rule a state is old, and the logits are new.
 // With kSkipsLong, tiles of rows with long lists are left to others.
 template <bool kSkipsLong, typename Tile, typename Source>
-FT_DEVICE void apply_tile_early(const ApplyParams<Source>& p, uint32_t which, uint32_t number, uint32_t* marks) {
+FT_DEVICE void apply_tile_early(const ApplyParams<Source>& p, uint32_t item, uint32_t* marks) {
+  const uint32_t which = p.batch.row_of(item);
+  if (which >= p.batch.num_rows) return;
+  const uint32_t number = item - which * p.batch.num_tiles;
   const uint32_t early_row = for_all(p.batch.place_of(which)), early_state = for_all(simt::load_changing(p.states + which));
-  Tile tile(p.batch, early_row, number);
-  bool is_long = kSkipsLong && p.source.is_long(early_state);
-  Share share = is_long ? Share::nothing : as_told(tile, p.source.mark(early_state, tile, marks));
+  const Tile tile(p.batch, early_row, number);
+  bool is_left = false;
+  if constexpr (kSkipsLong) is_left = p.source.is_long(early_state);
+  const Share share = is_left ? Share::nothing : mark_tile(p.source, early_state, tile, marks);
   if (share == Share::much && p.batch.rows == nullptr) tile.prefetch(marks);
   simt::await_previous_kernel();
   const uint32_t row = p.batch.place_of(which);
-  if (row != early_row) {
-    tile = Tile(p.batch, row, number);
-    share = Share::nothing;
-  }
   typename Tile::Kept first;
-  if (share == Share::much) first = tile.read(marks, 0);
+  if (share == Share::much && row == early_row) first = tile.read(marks, 0);
   const uint32_t state = simt::load_changing(p.states + which);
-  if (row != early_row || state != early_state) {
-    simt::sync_warp();  // the marks are read
-    is_long = kSkipsLong && p.source.is_long(state);
-    share = is_long ? Share::nothing : as_told(tile, p.source.mark(state, tile, marks));
-    if (share == Share::much) first = tile.read(marks, 0);
+  if (row == early_row && state == early_state) {
+    if (!is_left) write_tile(tile, share, first, marks);
+    return;
   }
-  if (!is_long) write_tile(tile, share, first, marks);
-}
-
-// The same after the wait alone.
-template <typename Tile, typename Source>
-FT_DEVICE void apply_tile(const ApplyParams<Source>& p, uint32_t row, uint32_t state, uint32_t number, uint32_t* marks) {
-  const Tile tile(p.batch, row, number);
-  const Share share = as_told(tile, p.source.mark(state, tile, marks));
-  typename Tile::Kept first;
-  if (share == Share::much) first = tile.read(marks, 0);
-  write_tile(tile, share, first, marks);
+  simt::sync_warp();  // the marks are read
+  if constexpr (kSkipsLong)
+    if (p.source.is_long(state)) return;
+  apply_tile<Tile>(p, row, state, number, marks);
 }
 
 // A warp a tile.
-template <typename Type, int kVectors, typename Source>
+template <typename Tile, typename Source>
 FT_DEVICE void apply_tokens(const ApplyParams<Source>& p, uint32_t* shared) {
-  using Tile = LogitTile<Type, kVectors>;
   simt::release_next_kernel();
-  const uint32_t item = warp_of_grid(), which = p.batch.row_of(item);
-  if (which >= p.batch.num_rows) return;
-  const uint32_t number = item - which * p.batch.num_tiles;
-  uint32_t* const marks = shared + (simt::thread() / 32) * Tile::kWords;
-  if (kVectors == 1 || simt::block() < p.num_early_blocks) return apply_tile_early<false, Tile>(p, which, number, marks);
-  simt::await_previous_kernel();
-  apply_tile<Tile>(p, p.batch.place_of(which), p.states[which], number, marks);
-}
-
-// A warp tile after tile. While it writes one, the logits that the next keeps are on their way.
-template <typename Type, int kVectors, typename Source>
-FT_DEVICE void apply_in_turn(const ApplyParams<Source>& p, uint32_t* shared) {
-  using Tile = LogitTile<Type, kVectors>;
-  simt::release_next_kernel();
-  const uint32_t num_items = p.batch.num_rows * p.batch.num_tiles, step = simt::num_blocks() * kTileWarps;
-  uint32_t item = warp_of_grid();
-  if (item >= num_items) return;
-  uint32_t* marks = shared + (simt::thread() / 32) * 2 * Tile::kWords;
-  uint32_t* others = marks + Tile::kWords;
-  const auto number_of = [&](uint32_t at, uint32_t which) { return at - which * p.batch.num_tiles; };
-  Share share;
-  {
-    const uint32_t which = p.batch.row_of(item), number = number_of(item, which);
-    const uint32_t early_row = for_all(p.batch.place_of(which)), early_state = for_all(simt::load_changing(p.states + which));
-    const Tile early(p.batch, early_row, number);
-    share = as_told(early, p.source.mark(early_state, early, marks));
-    if (share == Share::much && p.batch.rows == nullptr) early.prefetch(marks);
-    simt::await_previous_kernel();
-    const uint32_t row = p.batch.place_of(which), state = simt::load_changing(p.states + which);
-    if (row != early_row || state != early_state) {
-      const Tile tile(p.batch, row, number);
-      share = as_told(tile, p.source.mark(state, tile, marks));
-    }
-  }
-#pragma unroll 1
-  for (;;) {
-    const uint32_t which = p.batch.row_of(item);
-    const Tile tile(p.batch, p.batch.place_of(which), number_of(item, which));
-    typename Tile::Kept first;
-    if (share == Share::much) first = tile.read(marks, 0);
-    const uint32_t next = item + step;
-    Share share_of_next = Share::nothing;
-    if (next < num_items) {
-      const uint32_t which_next = p.batch.row_of(next);
-      const Tile ahead(p.batch, p.batch.place_of(which_next), number_of(next, which_next));
-      share_of_next = as_told(ahead, p.source.mark(p.states[which_next], ahead, others));
-      if (share_of_next == Share::much) ahead.prefetch(others);
-    }
-    write_tile(tile, share, first, marks);
-    if (next >= num_items) return;
-    simt::sync_warp();  // the marks are read
-    item = next;
-    share = share_of_next;
-    uint32_t* const held = marks;
-    marks = others;
-    others = held;
-  }
+  apply_tile_early<false, Tile>(p, warp_of_grid(), shared + (simt::thread() / 32) * Tile::kWords);
 }
 
 // Shared memory of a block that begins with long rows.
@@ -252,7 +192,7 @@ FT_DEVICE void apply_long_rows(const ApplyParams<Source>& p, ApplyShared<Tile>& 
       if (p.batch.rows == nullptr)
         each_long_tile(p, num_long, 1, shared, [&](uint32_t row, uint32_t at, uint32_t number) {
           const Tile tile(p.batch, row, number);
-          if (as_told(tile, p.source.mark(at, tile, marks)) == Share::much) tile.prefetch(marks);
+          if (mark_tile(p.source, at, tile, marks) == Share::much) tile.prefetch(marks);
         });
       simt::await_previous_kernel();
       if (p.batch.rows != nullptr || have_changed(p, simt::thread(), state, shared)) num_long = find_long_rows(p, first, shared, &state);
@@ -265,19 +205,11 @@ FT_DEVICE void apply_long_rows(const ApplyParams<Source>& p, ApplyShared<Tile>& 
 // The same for a batch that writes more than the second-level cache holds. There, reads among the writes cost the
 // memory far more than their bytes (measured: 6 us for 4 MB), so num_long_blocks blocks begin with the rows that need
 // many, and the others leave those out.
-template <typename Type, int kVectors, typename Source>
-FT_DEVICE void apply_tokens_long_first(const ApplyParams<Source>& p, ApplyShared<LogitTile<Type, kVectors>>& shared) {
-  using Tile = LogitTile<Type, kVectors>;
+template <typename Source, typename Tile>
+FT_DEVICE void apply_tokens_long_first(const ApplyParams<Source>& p, ApplyShared<Tile>& shared) {
   simt::release_next_kernel();
   if (simt::block() < p.num_long_blocks) return apply_long_rows<Tile>(p, shared);
-  const uint32_t item = warp_of_grid() - p.num_long_blocks * kTileWarps, which = p.batch.row_of(item);
-  if (which >= p.batch.num_rows) return;
-  const uint32_t number = item - which * p.batch.num_tiles;
-  uint32_t* const marks = shared.marks[simt::thread() / 32];
-  if (simt::block() < p.num_early_blocks) return apply_tile_early<true, Tile>(p, which, number, marks);
-  simt::await_previous_kernel();
-  const uint32_t state = p.states[which];
-  if (!p.source.is_long(state)) apply_tile<Tile>(p, p.batch.place_of(which), state, number, marks);
+  apply_tile_early<true, Tile>(p, warp_of_grid() - p.num_long_blocks * kTileWarps, shared.marks[simt::thread() / 32]);
 }
 
 // A warp a tile of mask words.
@@ -354,31 +286,25 @@ FT_DEVICE void walk_rows(const WalkParams<Source>& p) {
 
 }  // namespace flashtrie
 
-#ifndef FT_BLOCKS
-#define FT_BLOCKS 6
-#endif
-#define FT_APPLY(name, Source, Type, vectors, blocks)                                                                 \
-  extern "C" __global__ void __launch_bounds__(kTileThreads, blocks) name##_v##vectors(const ApplyParams<Source> p) {         \
-    __shared__ uint32_t marks[kTileWarps * LogitTile<Type, vectors>::kWords];                                         \
-    apply_tokens<Type, vectors>(p, marks);                                                                            \
+#define FT_APPLY(name, Source, Type, vectors, together, blocks)                                                       \
+  extern "C" __global__ void __launch_bounds__(kTileThreads, blocks) name##_v##vectors(const ApplyParams<Source> p) { \
+    using Tile = LogitTile<Type, vectors, together>;                                                                  \
+    __shared__ uint32_t marks[kTileWarps * Tile::kWords];                                                             \
+    apply_tokens<Tile>(p, marks);                                                                                     \
   }
-#define FT_TURN(name, Source, Type, vectors, blocks)                                                                 \
-  extern "C" __global__ void __launch_bounds__(kTileThreads, blocks) name##_w##vectors(const ApplyParams<Source> p) {         \
-    __shared__ uint32_t marks[2 * kTileWarps * LogitTile<Type, vectors>::kWords];                                         \
-    apply_in_turn<Type, vectors>(p, marks);                                                                            \
+#define FT_APPLIES(name, Source, Type, together, blocks) \
+  FT_APPLY(name, Source, Type, 1, 1, 8) FT_APPLY(name, Source, Type, 2, 2, 8) FT_APPLY(name, Source, Type, 4, together, blocks)
+#define FT_APPLY_LONG(name, Source, Type)                                                                             \
+  extern "C" __global__ void __launch_bounds__(kTileThreads, kLongBlocks) name##_long4(const ApplyParams<Source> p) { \
+    __shared__ ApplyShared<LogitTile<Type, 4>> shared;                                                                \
+    apply_tokens_long_first(p, shared);                                                                               \
   }
-#define FT_APPLY_LONG(name, Source, Type, vectors)                                                                    \
-  extern "C" __global__ void __launch_bounds__(kTileThreads, kLongBlocks) name##_long##vectors(const ApplyParams<Source> p) {      \
-    __shared__ ApplyShared<LogitTile<Type, vectors>> shared;                                                          \
-    apply_tokens_long_first<Type, vectors>(p, shared);                                                                \
-  }
-#define FT_APPLIES(name, Source, Type) \
-  FT_APPLY(name, Source, Type, 1, 8) FT_APPLY(name, Source, Type, 2, 8) FT_APPLY(name, Source, Type, 4, FT_BLOCKS) FT_TURN(name, Source, Type, 2, FT_BLOCKS)  FT_TURN(name, Source, Type, 4, FT_BLOCKS) FT_TURN(name, Source, Type, 8, FT_BLOCKS) FT_APPLY_LONG(name, Source, Type, 4)
-// The kernels of a source; their names begin with `name`.
-#define FT_TOKEN_KERNELS(name, Source)                                                                                \
-  FT_APPLIES(name##_apply_float32, Source, Float32)                                                                   \
-  FT_APPLIES(name##_apply_float16, Source, Float16)                                                                   \
-  FT_APPLIES(name##_apply_bfloat16, Source, BFloat16)                                                                 \
+// The kernels of a source; their names begin with `name`. Of four vectors a lane, `together` are read before they are
+// written, and `blocks` run on a multiprocessor at once.
+#define FT_TOKEN_KERNELS(name, Source, together, blocks)                                                              \
+  FT_APPLIES(name##_apply_float32, Source, Float32, together, blocks)                                                 \
+  FT_APPLIES(name##_apply_float16, Source, Float16, together, blocks)                                                 \
+  FT_APPLIES(name##_apply_bfloat16, Source, BFloat16, together, blocks)                                               \
   extern "C" __global__ void __launch_bounds__(kTileThreads) name##_fill(const FillParams<Source> p) {                \
     __shared__ uint32_t marks[kTileWarps * MaskTile::kWords];                                                         \
     fill_words(p, marks);                                                                                             \
@@ -387,3 +313,8 @@ FT_DEVICE void walk_rows(const WalkParams<Source>& p) {
     advance_rows(p);                                                                                                  \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(kTileThreads) name##_walk(const WalkParams<Source> p) { walk_rows(p); }
+// And those that begin with the rows of long lists.
+#define FT_LONG_KERNELS(name, Source)                    \
+  FT_APPLY_LONG(name##_apply_float32, Source, Float32)   \
+  FT_APPLY_LONG(name##_apply_float16, Source, Float16)   \
+  FT_APPLY_LONG(name##_apply_bfloat16, Source, BFloat16)

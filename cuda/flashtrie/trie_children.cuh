@@ -59,9 +59,6 @@ struct TrieChildren {
     return mark_list(tile, own, range.first, range.last, token, ends, found.terminal, own_end, marks);
   }
 
-  // The root alone: to know it of others would cost every tile two reads.
-  FT_DEVICE bool is_long(uint32_t state) const { return state == 0 && dense.root_row != kNothing; }
-
   // The state after a token, or kNoNode; by a warp. At the end of a key an end token ends, even if it labels a child.
   FT_DEVICE uint32_t advance(uint32_t state, int64_t token) const {
     if (state >= trie.num_nodes || token < 0 || token >= vocab_size) return kNoNode;

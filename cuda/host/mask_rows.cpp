@@ -10,6 +10,8 @@ namespace {
 constexpr size_t kGroup = 32;
 // Tokens that are listed without a branch for each: as many as most states have, and what is none is written over.
 constexpr uint32_t kStraight = 4;
+// Lists longer than this are set row by row where no states share rows: their words fill the caches anyway.
+constexpr uint32_t kLongList = 32;
 constexpr uint32_t kEndList = 256, kNoList = 257;  // behind the lists of the bytes
 constexpr uint32_t kNoState = kRejected;
 
@@ -32,7 +34,7 @@ void MaskRows::BitList::append_rows(const BitList& other, size_t first) {
 void MaskRows::BitList::clear() { std::fill(begins_.begin(), begins_.end(), 0); }
 
 MaskRows::MaskRows(const MaskSet& masks, size_t num_rows)
-    : masks_(masks), words_((num_rows + masks.dense_nodes().size()) * masks.num_words()), shown_(num_rows), fresh_(num_rows), copied_(num_rows),
+    : masks_(masks), words_((num_rows + masks.dense_nodes().size()) * masks.num_words()), shown_(num_rows), fresh_(num_rows), long_(num_rows),
       num_entries_(row_word(masks.view().rows, masks.view().num_nodes)) {
   const MaskView& view = masks_.view();
   const uint32_t num_of_bytes = view.bytes.begins[256];
@@ -48,7 +50,7 @@ void MaskRows::forget() {
   uint32_t* const shared = row_at(num_rows());
   std::fill(words_.data(), shared, 0);
   if (num_shared() > 0) memcpy(shared, masks_.dense_words().data(), masks_.dense_words().size() * sizeof(uint32_t));
-  std::fill(copied_.begin(), copied_.end(), kNoState);
+  std::fill(long_.begin(), long_.end(), kNoState);
   shown_.clear();
 }
 
@@ -72,13 +74,22 @@ void MaskRows::list_bits(size_t row, EntryRange range) {
   fresh_.end_row(row, count + num_extra);
 }
 
-// Whether the row shows the state by a copy of its dense row.
-bool MaskRows::copy_row(size_t row, uint32_t state, EntryRange range) {
-  const uint32_t* const copied = masks_.copied_row(state, range);
-  if (copied == nullptr) return false;
-  if (copied_[row] != state) memcpy(row_at(row), copied, masks_.num_words() * sizeof(uint32_t));
-  copied_[row] = state;
-  return true;
+// Shows a state with a long list, each row for itself.
+void MaskRows::show_long(size_t row, uint32_t state, EntryRange range) {
+  if (long_[row] == state) return;
+  if (const uint32_t* const copied = masks_.copied_row(state, range)) {
+    memcpy(row_at(row), copied, masks_.num_words() * sizeof(uint32_t));
+  } else {
+    clear_long(row);
+    masks_.set_bits(range, row_at(row));
+  }
+  long_[row] = state;
+}
+
+void MaskRows::clear_long(size_t row) {
+  if (long_[row] == kNoState) return;
+  masks_.clear_bits(long_[row], row_at(row));
+  long_[row] = kNoState;
 }
 
 // Three loops over all rows, because the words lie apart from one another and each is a cache miss: those that are
@@ -100,14 +111,13 @@ void MaskRows::show(const uint32_t* states, size_t count, int32_t* at) {
       const EntryRange range = ranges[i - begin];
       const uint32_t* const dense = at == nullptr ? nullptr : masks_.dense_row(states[i], range);
       if (at != nullptr) at[i] = static_cast<int32_t>(dense == nullptr ? i : num_rows() + masks_.number_of(dense));
-      if (dense != nullptr || (at == nullptr && copy_row(i, states[i], range))) {
+      const bool is_long = at == nullptr && range.count() > kLongList;
+      if (dense != nullptr || is_long) {
+        if (dense == nullptr) show_long(i, states[i], range);
         fresh_.end_row(i, 0);
         continue;
       }
-      if (copied_[i] != kNoState) {
-        memset(row_at(i), 0, masks_.num_words() * sizeof(uint32_t));
-        copied_[i] = kNoState;
-      }
+      clear_long(i);
       list_bits(i, range);
     }
     const uint64_t* const last = fresh_.begin(end);

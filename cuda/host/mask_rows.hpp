@@ -17,7 +17,7 @@ class MaskRows {
   void forget();  // the caller wrote into the rows: clear them all
 
   uint32_t* words() { return words_.data(); }
-  size_t num_rows() const { return copied_.size(); }
+  size_t num_rows() const { return long_.size(); }
   size_t num_shared() const { return masks_.dense_nodes().size(); }
 
  private:
@@ -38,14 +38,15 @@ class MaskRows {
 
   void show(const uint32_t* states, size_t count, int32_t* at);
   void list_bits(size_t row, EntryRange range);
-  bool copy_row(size_t row, uint32_t state, EntryRange range);
+  void show_long(size_t row, uint32_t state, EntryRange range);
+  void clear_long(size_t row);
 
   uint32_t* row_at(size_t row) { return words_.data() + row * masks_.num_words(); }
 
   const MaskSet& masks_;
   HugeWords words_;
   BitList shown_, fresh_;
-  std::vector<uint32_t> copied_;  // the state whose dense row was copied into each row, or kNoState
+  std::vector<uint32_t> long_;  // the state of each row that shows a long list, which is not in shown_; or kNoState
   // The tokens of single bytes, then the ends; list b of extra_tokens_ begins at extra_begins_[b].
   std::vector<uint32_t> extra_begins_, extra_tokens_;
   uint32_t num_entries_;

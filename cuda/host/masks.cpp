@@ -118,6 +118,19 @@ void MaskSet::set_bits(EntryRange range, uint32_t* row) const {
     for (uint32_t i = 0; i < masks_.num_eos; ++i) set_bit(row, masks_.eos[i]);
 }
 
+void MaskSet::clear_bits(uint32_t state, uint32_t* row) const {
+  const EntryRange range = entry_range(masks_, state);
+  if (range.count() > kCopiedLength) {
+    memset(row, 0, num_words_ * sizeof(uint32_t));
+    return;
+  }
+  for (uint32_t entry = range.first; entry < range.last; ++entry) row[entry_token(masks_, entry) / kMaskWordBits] = 0;
+  const ByteRange bytes = byte_range(masks_, range);
+  for (uint32_t i = bytes.first; i < bytes.last; ++i) row[masks_.bytes.tokens[i] / kMaskWordBits] = 0;
+  if (range.terminal)
+    for (uint32_t i = 0; i < masks_.num_eos; ++i) row[masks_.eos[i] / kMaskWordBits] = 0;
+}
+
 void MaskSet::fill(uint32_t state, uint32_t* row) const {
   const EntryRange range = entry_range(masks_, state);
   if (const uint32_t* dense = copied_row(state, range)) {

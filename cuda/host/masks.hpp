@@ -47,6 +47,7 @@ class MaskSet {
   const uint32_t* dense_row(uint32_t state, EntryRange range) const;
   const uint32_t* copied_row(uint32_t state, EntryRange range) const;
   void set_bits(EntryRange range, uint32_t* row) const;
+  void clear_bits(uint32_t state, uint32_t* row) const;
   size_t number_of(const uint32_t* dense) const { return static_cast<size_t>(dense - dense_words_.data()) / num_words_; }
   void prefetch_row(uint32_t state) const;
 

@@ -7,6 +7,6 @@
 
 using namespace flashtrie;
 
-FT_TOKEN_KERNELS(trie_steps, TrieChildren)
+FT_TOKEN_KERNELS(trie_steps, TrieChildren, 4, 6)
 
 extern "C" __global__ void __launch_bounds__(kTileThreads) trie_steps_children(const TrieChildrenParams p) { list_children(p); }

@@ -31,7 +31,7 @@ LOGITS: dict[str, tuple[Any, int]] = {
     "<f4": (np.uint32, 0xFF800000), "<f2": (np.uint16, 0xFC00), "<V2": (np.uint16, 0xFF80),
 }  # fmt: skip
 """By what a device array says of itself (V2: bfloat16): the raw type, and what minus infinity is in it."""
-FORMS = (("v1", 1, 0), ("v2", 2, 0), ("long4", 4, 3))
+FORMS = (("v1", 1, 0), ("v2", 2, 0), ("v4", 4, 0), ("long4", 4, 3))
 
 
 class OnDevice:
@@ -70,7 +70,7 @@ def check_apply(answers: Any, states: Any) -> None:
     for width in (answers.vocab_size, answers.vocab_size + 71):
         allowed = kept(answers, states, width)
         for typestr, (dtype, infinity) in LOGITS.items():
-            for form in FORMS:
+            for form in FORMS if isinstance(answers, TokenMasks) else FORMS[:3]:
                 device._form = lambda num_bytes, form=form: form
                 raw = rng.integers(1, 30_000, allowed.shape).astype(dtype)
                 logits = OnDevice(raw, typestr)

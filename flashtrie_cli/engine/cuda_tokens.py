@@ -27,14 +27,8 @@ _LINE_BYTES = 128
 """That a tile begins with (kLineBytes)."""
 _RESIDENT_WARPS = 32
 """Warps of a multiprocessor that all write at once, if a batch is small."""
-LONG_FIRST_BYTES = 96 << 20
-"""Batches of more logits than this begin with the rows of long lists, so that reads do not mix with the writes."""
-LONG_BLOCKS_PER_MULTIPROCESSOR = 6
-"""Blocks that do: about as many as run at once."""
-EARLY_BLOCKS_PER_MULTIPROCESSOR = 8
-"""Blocks that work out what their rows allow while the kernel before ends: as many as run at once."""
-ALL_EARLY_BYTES = 20 << 20
-"""Up to so many bytes of logits all blocks do, since it costs the few that come later less than it saves."""
+LONG_BLOCKS_PER_MULTIPROCESSOR = ((56 << 20, 3), (1 << 62, 6))
+"""Blocks that begin with the rows of long lists, in batches of up to so many bytes."""
 _NO_ROW = 0xFFFF_FFFF
 _LOGIT_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _MAX_TILES = (1 << 31) - 1
@@ -130,7 +124,6 @@ class CudaTokens:
             batch=LogitBatch,
             states=pointer,
             num_long_blocks=ctypes.c_uint32,
-            num_early_blocks=ctypes.c_uint32,
         )
         self._fill_params = params_of(
             kind, states=pointer, words=pointer, row_stride=ctypes.c_int64, words_per_row=ctypes.c_uint32,
@@ -170,25 +163,25 @@ class CudaTokens:
         form, vectors, num_long_blocks = self._form(num_bytes)
         batch = _batch(found, num_rows, stride, vectors)
         batch.rows = None if chosen is None else chosen.pointer
-        params = self._apply_params(
-            self._told(eos_when_ended), batch, held.pointer, num_long_blocks,
-            self._num_early_blocks(num_bytes),
-        )  # fmt: skip
+        params = self._apply_params(self._told(eos_when_ended), batch, held.pointer, num_long_blocks)
         grid = -(-num_rows * batch.num_tiles // WARPS) + num_long_blocks
         return self._prepared(f"apply_{found.dtype}_{form}", grid, params)
+
+    pair_bytes: int
+    """Up to so many bytes of logits a lane writes two vectors, in larger batches four."""
+    long_first_bytes: int | None
+    """Batches of more begin with the rows of long lists, so that reads do not mix with the writes; None: none does."""
 
     def _form(self, num_bytes: int) -> tuple[str, int, int]:
         """The kernel for so many bytes of logits, vectors that a lane writes, and blocks for long lists."""
         if num_bytes <= _RESIDENT_WARPS * self._num_multiprocessors * _VECTOR_BYTES:
             return "v1", 1, 0
-        if num_bytes <= LONG_FIRST_BYTES:
+        if num_bytes <= self.pair_bytes:
             return "v2", 2, 0
-        return "long4", 4, LONG_BLOCKS_PER_MULTIPROCESSOR * self._num_multiprocessors
-
-    def _num_early_blocks(self, num_bytes: int) -> int:
-        if num_bytes <= ALL_EARLY_BYTES:
-            return _MAX_TILES
-        return EARLY_BLOCKS_PER_MULTIPROCESSOR * self._num_multiprocessors
+        if self.long_first_bytes is None or num_bytes <= self.long_first_bytes:
+            return "v4", 4, 0
+        blocks = next(blocks for most, blocks in LONG_BLOCKS_PER_MULTIPROCESSOR if num_bytes <= most)
+        return "long4", 4, blocks * self._num_multiprocessors
 
     def fill(self, states: Any, bitmask: Any, stream: Any = None) -> None:
         """The mask of each state as int32 words: token t is bit ``t % 32`` of word ``t // 32``.

@@ -47,6 +47,8 @@ class CudaTrieSteps(CudaTokens):
     """The steps of a `TrieSteps` on one device; states are node ids, ``num_nodes`` the state past an end."""
 
     prefix = "trie_steps"
+    pair_bytes = 4 << 20
+    long_first_bytes = None
 
     def __init__(self, trie: Any, resident: Any, steps: Any, eos: Sequence[int], vocab_size: int):
         """``trie``: the native trie, ``resident`` the same on the device; ``steps``: the native steps over it, for the

@@ -4,6 +4,7 @@
 #include "flashtrie/trie_children.cuh"
 
 #include <string>
+#include <type_traits>
 
 using namespace flashtrie;
 
@@ -18,30 +19,29 @@ struct Launch {
   }
 };
 
-template <typename Source, typename Type, int kVectors>
+template <typename Tile, typename Source>
 int run_apply(const Launch& launch) {
   const auto& p = *static_cast<const ApplyParams<Source>*>(launch.params);
-  return launch.run(kTileWarps * LogitTile<Type, kVectors>::kWords * sizeof(uint32_t), [&](unsigned char* shared) {
-    apply_tokens<Type, kVectors>(p, reinterpret_cast<uint32_t*>(shared));
+  return launch.run(kTileWarps * Tile::kWords * sizeof(uint32_t), [&](unsigned char* shared) {
+    apply_tokens<Tile>(p, reinterpret_cast<uint32_t*>(shared));
   });
 }
 
-template <typename Source, typename Type, int kVectors>
+template <typename Tile, typename Source>
 int run_apply_long(const Launch& launch) {
-  using Shared = ApplyShared<LogitTile<Type, kVectors>>;
   const auto& p = *static_cast<const ApplyParams<Source>*>(launch.params);
-  return launch.run(sizeof(Shared), [&](unsigned char* shared) { apply_tokens_long_first<Type, kVectors>(p, *reinterpret_cast<Shared*>(shared)); });
+  return launch.run(sizeof(ApplyShared<Tile>), [&](unsigned char* shared) {
+    apply_tokens_long_first(p, *reinterpret_cast<ApplyShared<Tile>*>(shared));
+  });
 }
 
 template <typename Source, typename Type>
-int run_apply(const Launch& launch, const std::string& form) {
-  if (form == "v1") return run_apply<Source, Type, 1>(launch);
-  if (form == "v2") return run_apply<Source, Type, 2>(launch);
-  if (form == "v4") return run_apply<Source, Type, 4>(launch);
-  if (form == "v8") return run_apply<Source, Type, 8>(launch);
-  if (form == "v16") return run_apply<Source, Type, 16>(launch);
-  if (form == "long8") return run_apply_long<Source, Type, 8>(launch);
-  if (form == "long4") return run_apply_long<Source, Type, 4>(launch);
+int run_form(const Launch& launch, const std::string& form) {
+  if (form == "v1") return run_apply<LogitTile<Type, 1>, Source>(launch);
+  if (form == "v2") return run_apply<LogitTile<Type, 2>, Source>(launch);
+  if (form == "v4") return run_apply<LogitTile<Type, 4, std::is_same_v<Source, MaskLists> ? 2 : 4>, Source>(launch);
+  if constexpr (std::is_same_v<Source, MaskLists>)
+    if (form == "long4") return run_apply_long<LogitTile<Type, 4>, Source>(launch);
   return 2;
 }
 
@@ -55,9 +55,9 @@ int run_common(const Launch& launch, const std::string& name) {
   const size_t at = name.rfind('_');
   if (name.rfind("apply_", 0) != 0 || at < 6) return 2;
   const std::string type = name.substr(6, at - 6), form = name.substr(at + 1);
-  if (type == "float32") return run_apply<Source, Float32>(launch, form);
-  if (type == "float16") return run_apply<Source, Float16>(launch, form);
-  if (type == "bfloat16") return run_apply<Source, BFloat16>(launch, form);
+  if (type == "float32") return run_form<Source, Float32>(launch, form);
+  if (type == "float16") return run_form<Source, Float16>(launch, form);
+  if (type == "bfloat16") return run_form<Source, BFloat16>(launch, form);
   return 2;
 }
 

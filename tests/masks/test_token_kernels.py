@@ -77,7 +77,7 @@ def check_apply(machine, device, answers, states, dtype, width, offset, padding,
         .integers(1, 60_000, len(states) * (width + padding) + offset + 64)
         .astype(kind)
     )
-    room = room[-room.ctypes.data % 16 // size :]
+    room = room[-room.ctypes.data % 128 // size :]  # begins with a line of memory
     before = room.copy()
     logits = np.lib.stride_tricks.as_strided(
         room[offset:], (len(states), width), ((width + padding) * size, size)
@@ -94,47 +94,36 @@ def check_apply(machine, device, answers, states, dtype, width, offset, padding,
     return machine.driver.launches[-1]
 
 
-def look_ahead(monkeypatch, early_blocks: int) -> None:
-    """Only so many blocks do."""
-    monkeypatch.setattr(cuda_tokens, "ALL_EARLY_BYTES", 0)
-    monkeypatch.setattr(cuda_tokens, "EARLY_BLOCKS_PER_MULTIPROCESSOR", early_blocks)
+def machine_for(form: str, token_kernels, monkeypatch) -> Machine:
+    """One whose batches, small as they are, take this form."""
+    for kind in (cuda_masks.CudaMasks, cuda_trie_steps.CudaTrieSteps):
+        monkeypatch.setattr(kind, "pair_bytes", 1 << 30 if form == "v2" else 0)
+    monkeypatch.setattr(cuda_masks.CudaMasks, "long_first_bytes", 0 if form == "long4" else 1 << 30)
+    return Machine(token_kernels, monkeypatch, num_multiprocessors=10_000 if form == "v1" else 0)
 
 
-@pytest.mark.parametrize("early_blocks", [0, 2])
-def test_blocks_that_come_late_do_not_look_ahead(token_kernels, monkeypatch, masks, index, early_blocks):
-    look_ahead(monkeypatch, early_blocks)
-    monkeypatch.setattr(cuda_tokens, "_RESIDENT_WARPS", 0)
-    machine = Machine(token_kernels, monkeypatch)
-    states = some_states(masks, 40)
-    launched = check_apply(machine, machine.masks(masks), masks, states, "float32", masks.vocab_size, 1, 2)
-    assert launched[0] == "mask_apply_float32_v2"
-    assert launched[1] > 2
-    steps = index.steps(eos=[5, 70_300], vocab_size=70_301)
-    states = some_states(steps, 2)
-    check_apply(machine, machine.trie_steps(steps), steps, states, "bfloat16", steps.vocab_size, 0, 0)
-
-
-@pytest.mark.parametrize("early_blocks", [None, 20, 0])
+@pytest.mark.parametrize("num_blocks", [1, 6])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_long_lists_come_first_in_a_large_batch(
-    token_kernels, monkeypatch, masks, index, dtype, early_blocks
-):
-    if early_blocks is not None:
-        look_ahead(monkeypatch, early_blocks)
-    monkeypatch.setattr(cuda_tokens, "LONG_FIRST_BYTES", 0)
+def test_long_lists_come_first_in_a_large_batch(token_kernels, monkeypatch, masks, dtype, num_blocks):
+    machine_for("long4", token_kernels, monkeypatch)
+    monkeypatch.setattr(cuda_tokens, "LONG_BLOCKS_PER_MULTIPROCESSOR", ((1 << 62, num_blocks),))
     monkeypatch.setattr(cuda_tokens, "_RESIDENT_WARPS", 0)
     machine = Machine(token_kernels, monkeypatch)
     states = np.concatenate([[1], some_states(masks, 8), np.zeros(5), some_states(masks, 250), [2]]).astype(
         np.uint32
     )
-    name, num_blocks, _ = check_apply(
-        machine, machine.masks(masks), masks, states, dtype, masks.vocab_size, 3, 1
-    )
-    assert (name, num_blocks) == (f"mask_apply_{dtype}_long4", 6 + -(-len(states) // 8))
-    steps = index.steps(eos=[5, 70_300], vocab_size=70_301)
-    check_apply(
-        machine, machine.trie_steps(steps), steps, some_states(steps, 2), dtype, steps.vocab_size, 0, 0
-    )
+    launched = check_apply(machine, machine.masks(masks), masks, states, dtype, masks.vocab_size, 3, 1)
+    assert launched[:2] == (f"mask_apply_{dtype}_long4", num_blocks + -(-len(states) // 8))
+
+
+def test_the_form_follows_the_size_of_the_batch(machine, masks, index):
+    device = machine.masks(masks)
+    device._num_multiprocessors = 100
+    sizes = (1_600 << 10, (1_600 << 10) + 1, 10 << 20, 33 << 20, 56 << 20, 1 << 40)
+    forms = [("v1", 1, 0), ("v2", 2, 0), ("v2", 2, 0), ("v4", 4, 0), ("long4", 4, 300), ("long4", 4, 600)]
+    assert [device._form(size) for size in sizes] == forms
+    steps = machine.trie_steps(index.steps(eos=[], vocab_size=70_301))
+    assert [steps._form(size) for size in (4 << 20, 5 << 20, 1 << 40)] == [("v2", 2, 0), *[("v4", 4, 0)] * 2]
 
 
 def test_masked_logits_of_some_rows(machine, masks, monkeypatch):
@@ -145,10 +134,9 @@ def test_masked_logits_of_some_rows(machine, masks, monkeypatch):
     for row, ids in zip(rows, lists_of(masks, states), strict=True):
         want[row] = -np.inf
         want[row, ids] = logits[row, ids]
-    for long_first in (False, True):
-        if long_first:
-            monkeypatch.setattr(cuda_tokens, "LONG_FIRST_BYTES", 0)
-            monkeypatch.setattr(cuda_tokens, "_RESIDENT_WARPS", 0)
+    for vectors, long_blocks in ((1, 0), (4, 0), (4, 6)):
+        form = (f"long{vectors}" if long_blocks else f"v{vectors}", vectors, long_blocks)
+        monkeypatch.setattr(device, "_form", lambda num_bytes, form=form: form)
         given = logits.copy()
         device.apply(DeviceNumpy(given), DeviceNumpy(states), rows=DeviceNumpy(rows))
         assert np.array_equal(given, want)
@@ -165,9 +153,9 @@ SHAPES = [(0, 0, 0), (70, 3, 5), (-40, 1, 0), (-300, 5, 2)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("num_multiprocessors", [0, 10_000])  # warps for all of a batch, or for none
-def test_masked_logits(token_kernels, monkeypatch, masks, dtype, num_multiprocessors):
-    machine = Machine(token_kernels, monkeypatch, num_multiprocessors=num_multiprocessors)
+@pytest.mark.parametrize("form", ["v1", "v2", "v4"])
+def test_masked_logits(token_kernels, monkeypatch, masks, dtype, form):
+    machine = machine_for(form, token_kernels, monkeypatch)
     device = machine.masks(masks)
     states = np.concatenate(
         [some_states(masks, 6), [state for state, _ in random_states(masks, random.Random(1), 8)]]
@@ -176,19 +164,21 @@ def test_masked_logits(token_kernels, monkeypatch, masks, dtype, num_multiproces
         kernel, _, stream = check_apply(
             machine, device, masks, states, dtype, masks.vocab_size + change, offset, padding
         )
-        assert kernel == f"mask_apply_{dtype}_v{1 if num_multiprocessors else 2}"
+        assert kernel == f"mask_apply_{dtype}_{form}"
         assert stream == 77
     check_apply(machine, device, masks, states, dtype, masks.vocab_size, 0, 0, eos_when_ended=True)
+    of_whole_lines = masks.vocab_size + -masks.vocab_size % 64
+    check_apply(machine, device, masks, states, dtype, of_whole_lines, 0, 0)
     check_apply(machine, device, masks, states[:1], dtype, 3, 1, 0)
     listed = np.array([0, *masks.walk([[FIRST_BYTE + ord("q")]]), 0], np.uint32)
     monkeypatch.setattr(cuda_masks, "MAX_DENSE_BYTES", 0)
     check_apply(machine, machine.masks(masks), masks, listed, dtype, masks.vocab_size, 0, 0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logits_held_to_a_trie(token_kernels, monkeypatch, index, dtype):
+@pytest.mark.parametrize(("dtype", "form"), [("float32", "v2"), ("float32", "v4"), ("bfloat16", "v4")])
+def test_logits_held_to_a_trie(token_kernels, monkeypatch, index, dtype, form):
     steps = index.steps(eos=[5, 70_300], vocab_size=70_301)
-    machine = Machine(token_kernels, monkeypatch, num_multiprocessors=0)
+    machine = machine_for(form, token_kernels, monkeypatch)
     device = machine.trie_steps(steps)
     for change, offset, padding in SHAPES[:2]:
         check_apply(

@@ -1,0 +1,51 @@
+"""Rows of a batch that follow its states: what they show, and what stays."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from masks_world import EOS, trap_vocabulary
+
+from flashtrie_cli.query.token_masks import TokenMasks
+
+VOCABULARY = trap_vocabulary()
+
+
+def test_states_with_long_lists_share_a_row():
+    """Every byte may come first, so the root has a row of its own behind the batch's."""
+    members = [bytes([byte, other]) for byte in range(256) for other in (7, 200)]
+    masks = TokenMasks.from_strings([*members, "yes"], VOCABULARY, eos=[EOS])
+    rows = masks.rows(3)
+    want = masks.bitmask(3)
+    inner = int(masks.walk_bytes(b"ye"))
+    for states, at in [
+        ([0, inner, 0], [3, 1, 3]),
+        ([inner, 0, masks.ended], [0, 3, 2]),
+        ([0, 0, inner], [3, 3, 2]),
+    ]:
+        assert rows.share(np.array(states, np.uint32)).tolist() == at
+        masks.fill(states, want)
+        assert np.array_equal(rows.table[at], want)
+        rows.fill(np.array(states, np.uint32))
+        assert np.array_equal(rows.words, want)
+    assert rows.table.shape == (4, masks.num_words)
+
+
+def test_rows_behind_a_smaller_batch_stay_as_they_are():
+    members = [bytes([byte, other]) for byte in range(256) for other in (7, 200)] + [b"q" * 9]
+    masks = TokenMasks.from_strings(members, VOCABULARY, eos=[EOS])
+    rows, want, rng = masks.rows(20), masks.bitmask(20), random.Random(1)
+    want[:] = 0
+    for step in range(400):
+        states = np.array([rng.choice([0, 0, rng.randrange(masks.ended)]) for _ in range(rng.randrange(21))])
+        states = states.astype(np.uint32)
+        masks.fill(states, want)
+        if step % 3:
+            rows.fill(states)
+            assert np.array_equal(rows.words, want)
+        else:
+            at = rows.share(states)
+            assert np.array_equal(rows.table[at], want[: len(states)])
+            assert np.array_equal(rows.words[len(states) :], want[len(states) :])
+            rows.fill(states)  # the rows of those that share one show nothing in particular
