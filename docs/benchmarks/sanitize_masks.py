@@ -71,7 +71,7 @@ def check_apply(answers: Any, states: Any) -> None:
         allowed = kept(answers, states, width)
         for typestr, (dtype, infinity) in LOGITS.items():
             for form in FORMS if isinstance(answers, TokenMasks) else FORMS[:3]:
-                device._form = lambda num_bytes, form=form: form
+                device._form = lambda *sizes, form=form: form
                 raw = rng.integers(1, 30_000, allowed.shape).astype(dtype)
                 logits = OnDevice(raw, typestr)
                 device.apply(logits, OnDevice(states))

@@ -63,8 +63,8 @@ class CudaMasks(CudaTokens):
     """The masks of a `TokenMasks` on one device: 36 bytes a node, 4 an entry, and dense rows of up to 64 MiB."""
 
     prefix = "mask"
-    pair_bytes = 10 << 20
-    long_first_bytes = 33 << 20
+    pair_bytes = {4: 10 << 20, 2: 10 << 20}
+    long_first_bytes = 20 << 20
     rows_per_block = THREADS
 
     def __init__(

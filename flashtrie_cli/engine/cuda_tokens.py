@@ -27,7 +27,7 @@ _LINE_BYTES = 128
 """That a tile begins with (kLineBytes)."""
 _RESIDENT_WARPS = 32
 """Warps of a multiprocessor that all write at once, if a batch is small."""
-LONG_BLOCKS_PER_MULTIPROCESSOR = ((56 << 20, 3), (1 << 62, 6))
+LONG_BLOCKS_PER_MULTIPROCESSOR = ((160 << 20, 4), (1 << 62, 6))
 """Blocks that begin with the rows of long lists, in batches of up to so many bytes."""
 _NO_ROW = 0xFFFF_FFFF
 _LOGIT_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -159,24 +159,25 @@ class CudaTokens:
         held = state_array(states, num_rows)
         if num_rows == 0 or width == 0:
             return lambda stream: None
-        num_bytes = num_rows * width * _LOGIT_SIZES[found.dtype]
-        form, vectors, num_long_blocks = self._form(num_bytes)
+        logit_bytes = _LOGIT_SIZES[found.dtype]
+        form, vectors, num_long_blocks = self._form(num_rows * width * logit_bytes, logit_bytes)
         batch = _batch(found, num_rows, stride, vectors)
         batch.rows = None if chosen is None else chosen.pointer
         params = self._apply_params(self._told(eos_when_ended), batch, held.pointer, num_long_blocks)
         grid = -(-num_rows * batch.num_tiles // WARPS) + num_long_blocks
         return self._prepared(f"apply_{found.dtype}_{form}", grid, params)
 
-    pair_bytes: int
-    """Up to so many bytes of logits a lane writes two vectors, in larger batches four."""
+    pair_bytes: dict[int, int]
+    """Up to so many bytes of logits a lane writes two vectors, in larger batches four; by the bytes of a logit."""
     long_first_bytes: int | None
     """Batches of more begin with the rows of long lists, so that reads do not mix with the writes; None: none does."""
 
-    def _form(self, num_bytes: int) -> tuple[str, int, int]:
-        """The kernel for so many bytes of logits, vectors that a lane writes, and blocks for long lists."""
+    def _form(self, num_bytes: int, logit_bytes: int) -> tuple[str, int, int]:
+        """The kernel for so many bytes of logits of so many each, vectors that a lane writes, and blocks for long
+        lists."""
         if num_bytes <= _RESIDENT_WARPS * self._num_multiprocessors * _VECTOR_BYTES:
             return "v1", 1, 0
-        if num_bytes <= self.pair_bytes:
+        if num_bytes <= self.pair_bytes[logit_bytes]:
             return "v2", 2, 0
         if self.long_first_bytes is None or num_bytes <= self.long_first_bytes:
             return "v4", 4, 0

@@ -97,7 +97,7 @@ def check_apply(machine, device, answers, states, dtype, width, offset, padding,
 def machine_for(form: str, token_kernels, monkeypatch) -> Machine:
     """One whose batches, small as they are, take this form."""
     for kind in (cuda_masks.CudaMasks, cuda_trie_steps.CudaTrieSteps):
-        monkeypatch.setattr(kind, "pair_bytes", 1 << 30 if form == "v2" else 0)
+        monkeypatch.setattr(kind, "pair_bytes", dict.fromkeys((2, 4), 1 << 30 if form == "v2" else 0))
     monkeypatch.setattr(cuda_masks.CudaMasks, "long_first_bytes", 0 if form == "long4" else 1 << 30)
     return Machine(token_kernels, monkeypatch, num_multiprocessors=10_000 if form == "v1" else 0)
 
@@ -119,11 +119,12 @@ def test_long_lists_come_first_in_a_large_batch(token_kernels, monkeypatch, mask
 def test_the_form_follows_the_size_of_the_batch(machine, masks, index):
     device = machine.masks(masks)
     device._num_multiprocessors = 100
-    sizes = (1_600 << 10, (1_600 << 10) + 1, 10 << 20, 33 << 20, 56 << 20, 1 << 40)
-    forms = [("v1", 1, 0), ("v2", 2, 0), ("v2", 2, 0), ("v4", 4, 0), ("long4", 4, 300), ("long4", 4, 600)]
-    assert [device._form(size) for size in sizes] == forms
+    sizes = (1_600 << 10, (1_600 << 10) + 1, 10 << 20, 20 << 20, 160 << 20, 1 << 40)
+    forms = [("v1", 1, 0), ("v2", 2, 0), ("v2", 2, 0), ("v4", 4, 0), ("long4", 4, 400), ("long4", 4, 600)]
+    assert [device._form(size, 4) for size in sizes] == forms
     steps = machine.trie_steps(index.steps(eos=[], vocab_size=70_301))
-    assert [steps._form(size) for size in (4 << 20, 5 << 20, 1 << 40)] == [("v2", 2, 0), *[("v4", 4, 0)] * 2]
+    assert [steps._form(8 << 20, size) for size in (2, 4)] == [("v2", 2, 0), ("v4", 4, 0)]
+    assert steps._form(1 << 40, 2) == ("v4", 4, 0)
 
 
 def test_masked_logits_of_some_rows(machine, masks, monkeypatch):
@@ -136,7 +137,7 @@ def test_masked_logits_of_some_rows(machine, masks, monkeypatch):
         want[row, ids] = logits[row, ids]
     for vectors, long_blocks in ((1, 0), (4, 0), (4, 6)):
         form = (f"long{vectors}" if long_blocks else f"v{vectors}", vectors, long_blocks)
-        monkeypatch.setattr(device, "_form", lambda num_bytes, form=form: form)
+        monkeypatch.setattr(device, "_form", lambda *sizes, form=form: form)
         given = logits.copy()
         device.apply(DeviceNumpy(given), DeviceNumpy(states), rows=DeviceNumpy(rows))
         assert np.array_equal(given, want)
