@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +63,7 @@ class CudaMasks(CudaTokens):
     """The masks of a `TokenMasks` on one device: 36 bytes a node, 4 an entry, and dense rows of up to 64 MiB."""
 
     prefix = "mask"
-    pair_bytes = {4: 10 << 20, 2: 10 << 20}
+    pair_bytes: ClassVar = {4: 10 << 20, 2: 10 << 20}
     long_first_bytes = 20 << 20
     rows_per_block = THREADS
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -167,9 +167,9 @@ class CudaTokens:
         grid = -(-num_rows * batch.num_tiles // WARPS) + num_long_blocks
         return self._prepared(f"apply_{found.dtype}_{form}", grid, params)
 
-    pair_bytes: dict[int, int]
+    pair_bytes: ClassVar[dict[int, int]]
     """Up to so many bytes of logits a lane writes two vectors, in larger batches four; by the bytes of a logit."""
-    long_first_bytes: int | None
+    long_first_bytes: ClassVar[int | None]
     """Batches of more begin with the rows of long lists, so that reads do not mix with the writes; None: none does."""
 
     def _form(self, num_bytes: int, logit_bytes: int) -> tuple[str, int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +47,7 @@ class CudaTrieSteps(CudaTokens):
     """The steps of a `TrieSteps` on one device; states are node ids, ``num_nodes`` the state past an end."""
 
     prefix = "trie_steps"
-    pair_bytes = {4: 0, 2: 8 << 20}
+    pair_bytes: ClassVar = {4: 0, 2: 8 << 20}
     long_first_bytes = None
 
     def __init__(self, trie: Any, resident: Any, steps: Any, eos: Sequence[int], vocab_size: int):
