@@ -2,44 +2,12 @@
 #include <cstring>
 #include <memory>
 
-#include "bindings.hpp"
+#include "buffer.hpp"
 #include "host/gpu_query.hpp"
 #include "host/threads.hpp"
 
 namespace flashtrie {
 namespace {
-
-// A contiguous array's memory, through the buffer protocol: a fifth of the time of the array interfaces.
-class Buffer {
- public:
-  explicit Buffer(nb::handle array, bool is_written = false) {
-    if (PyObject_GetBuffer(array.ptr(), &view_, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) throw nb::python_error();
-  }
-  Buffer(nb::handle array, size_t num_bytes, bool is_written = false) {
-    if (PyObject_GetBuffer(array.ptr(), &view_, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) throw nb::python_error();
-    if (static_cast<size_t>(view_.len) == num_bytes) return;
-    PyBuffer_Release(&view_);
-    throw std::invalid_argument("an array of another size");
-  }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { PyBuffer_Release(&view_); }
-
-  size_t size() const { return static_cast<size_t>(view_.len); }
-
-  template <typename T>
-  T* as() const {
-    return static_cast<T*>(view_.buf);
-  }
-
- private:
-  Py_buffer view_;
-};
-
-template <typename T>
-T* at(uint64_t address) {
-  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
-}
 
 // Addresses: key ids, scores, normalised scores, token ends, tokens; and three counts.
 GpuAnswer answer_at(const std::vector<uint64_t>& arrays, uint64_t counts) {
@@ -72,11 +40,6 @@ void copy_arrays(const std::vector<nb::object>& targets, const std::vector<nb::o
   });
 }
 
-void check_signals() {
-  nb::gil_scoped_acquire acquire;
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
-}
-
 }  // namespace
 
 void bind_gpu_query(nb::module_& m) {
@@ -93,10 +56,10 @@ void bind_gpu_query(nb::module_& m) {
                 staging_bytes.size() != 2 || answers.size() != 2 || counts.size() != 2)
               throw std::invalid_argument("four functions, three sizes, two of everything else");
             GpuDriver calls{};
-            calls.launch = reinterpret_cast<decltype(calls.launch)>(static_cast<uintptr_t>(driver[0]));
-            calls.query = reinterpret_cast<decltype(calls.query)>(static_cast<uintptr_t>(driver[1]));
-            calls.synchronize = reinterpret_cast<decltype(calls.synchronize)>(static_cast<uintptr_t>(driver[2]));
-            calls.record = reinterpret_cast<decltype(calls.record)>(static_cast<uintptr_t>(driver[3]));
+            set_function(calls.launch, driver[0]);
+            set_function(calls.query, driver[1]);
+            set_function(calls.synchronize, driver[2]);
+            set_function(calls.record, driver[3]);
             GpuLaunch launch{at<void>(function), at<void>(stream), {at<void>(events[0]), at<void>(events[1])}, shape[0], shape[1], shape[2], {}};
             for (int turn = 0; turn < 2; ++turn) {
               const auto* bytes = reinterpret_cast<const unsigned char*>(records[turn].c_str());

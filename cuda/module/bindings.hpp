@@ -55,6 +55,7 @@ void bind_build(nb::module_& m);
 void bind_query(nb::module_& m);
 void bind_search(nb::module_& m);
 void bind_gpu_query(nb::module_& m);
+void bind_gpu_batch(nb::module_& m);
 void bind_baselines(nb::module_& m);
 void bind_parse(nb::module_& m);
 void bind_draft(nb::module_& m);

@@ -15,6 +15,9 @@ import numpy as np
 from flashtrie_cli.engine.cuda_layout import BATCH, KERNELS
 
 
+NAMES = (*KERNELS, "pack_hits")
+
+
 class Allocation:
     """Device memory; an integer where an address is wanted."""
 
@@ -74,6 +77,7 @@ class EmulatedDriver(types.ModuleType):
     def __init__(self, library: ctypes.CDLL):
         super().__init__("pycuda.driver")
         self.library, self.launched, self.seed = library, [], 0
+        self.streams: Any = None  # where the extension's launches go
         self.captured: list[str] | None = None  # kernels that a stream takes note of instead of running them
         self.shared_bytes, self.arch = 227 << 10, (9, 0)
         self.free_bytes = 1 << 36
@@ -145,6 +149,13 @@ class EmulatedDriver(types.ModuleType):
     def init(self) -> None:
         pass
 
+    def function_handle(self, launch: Any, stream: int) -> int:
+        """In the place of ``cuda_native.function_handle``: a kernel's number."""
+        self.captured = []
+        launch()
+        (name,), self.captured = self.captured, None
+        return 1 + NAMES.index(name)
+
     def mem_get_info(self) -> tuple[int, int]:
         return self.free_bytes, self.free_bytes
 
@@ -210,7 +221,7 @@ class NativeCalls:
     """
 
     def __init__(self, driver: EmulatedDriver):
-        self._driver, self._names = driver, list(KERNELS)
+        self._driver = driver
         self.stall, self.delay_s, self.launch_code, self.launches = False, 0.0, 0, 0
         self.set_status(600)
         word, pointer, code = ctypes.c_uint, ctypes.c_void_p, ctypes.c_int
@@ -232,19 +243,13 @@ class NativeCalls:
     def addresses(self) -> list[int]:
         return [int(ctypes.cast(function, ctypes.c_void_p).value or 0) for function in self._functions]
 
-    def function_handle(self, launch: Any, stream: int) -> int:
-        self._driver.captured = []
-        launch()
-        (name,), self._driver.captured = self._driver.captured, None
-        return 1 + self._names.index(name)
-
     def _launch(self, function: int, blocks: int, *rest: Any) -> int:
         _, _, threads, _, _, shared, _, parameters, _ = rest
         self.launches += 1
         if self.stall or self.launch_code:
             return self.launch_code
         record = ctypes.string_at(parameters[0], BATCH.itemsize)
-        work = (self._names[function - 1], blocks, threads, shared, (record,))
+        work = (NAMES[function - 1], blocks, threads, shared, (record,))
         if self.delay_s:
             threading.Timer(self.delay_s, self._driver.launch, work).start()
         else:

@@ -23,12 +23,14 @@ from flashtrie_cli.errors import EngineUnavailable, InputError
 from emulated_pycuda import EmulatedDriver  # isort: skip
 
 PLAN = SearchPlan(beam_width=6)
+QUERY_BYTES = 192
+"""Of a grid of three steps of eight slots, and of its answer."""
 
 
 @pytest.fixture
 def small_chunks(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> EmulatedDriver:
     """Chunks of three queries at most, and answers of any size lent."""
-    monkeypatch.setattr(cuda_pipeline, "_CHUNK_QUERIES", 3)
+    monkeypatch.setattr(cuda_pipeline, "_CHUNK_BYTES", 3 * QUERY_BYTES)
     monkeypatch.setattr(cuda_pipeline, "_MIN_LENT_BYTES", 0)
     return driver
 

@@ -1,0 +1,102 @@
+#include <string>
+
+#include "buffer.hpp"
+#include "host/gpu_batch.hpp"
+#include "host/gpu_query.hpp"
+
+namespace flashtrie {
+namespace {
+
+struct Chunks {
+  std::vector<GpuChunk> all;
+  uint64_t num_queries = 0;
+};
+
+GpuBatchDriver driver_at(const std::vector<uint64_t>& functions) {
+  if (functions.size() != 7) throw std::invalid_argument("seven functions");
+  GpuBatchDriver driver{};
+  set_function(driver.launch, functions[0]);
+  set_function(driver.record, functions[1]);
+  set_function(driver.query_event, functions[2]);
+  set_function(driver.wait_event, functions[3]);
+  set_function(driver.upload, functions[4]);
+  set_function(driver.download, functions[5]);
+  set_function(driver.synchronize, functions[6]);
+  return driver;
+}
+
+GpuPlaces places_at(const uint64_t* addresses) {
+  return {addresses[0], addresses[1], addresses[2], addresses[3], addresses[4], addresses[5]};
+}
+
+GpuLane lane_at(const std::vector<uint64_t>& parts) {
+  if (parts.size() != 14) throw std::invalid_argument("a lane has fourteen addresses");
+  return {at<void>(parts[0]), at<void>(parts[1]), at<void>(parts[2]), at<void>(parts[3]), parts[4], parts[5],
+          places_at(&parts[6]), at<uint64_t>(parts[12]), at<uint32_t>(parts[13])};
+}
+
+nb::tuple run(GpuBatch& self, const Chunks& chunks, nb::handle tokens, nb::handle logprobs, bool are_pinned,
+              const std::vector<uint64_t>& to, int num_threads) {
+  if (to.size() != 6) throw std::invalid_argument("an answer has six arrays");
+  const Buffer from_tokens(tokens, chunks.num_queries * self.shape().token_bytes),
+      from_logprobs(logprobs, chunks.num_queries * self.shape().logprob_bytes);
+  GpuBatchOutcome outcome{};
+  int code = 0;
+  {
+    nb::gil_scoped_release release;
+    try {
+      outcome = self.run(chunks.all, from_tokens.as<unsigned char>(), from_logprobs.as<unsigned char>(), are_pinned,
+                         places_at(to.data()), num_threads, check_signals);
+    } catch (const GpuError& error) {
+      code = error.code;
+    }
+  }
+  if (code) throw std::runtime_error("the driver said " + std::to_string(code));
+  return nb::make_tuple(outcome.num_hits, outcome.num_tokens, outcome.bad_query, outcome.bad_slot);
+}
+
+}  // namespace
+
+void bind_gpu_batch(nb::module_& m) {
+  nb::class_<Chunks>(m, "GpuChunks", "How a batch is cut, and how the search of each part is launched.")
+      .def(nb::init<>())
+      .def(
+          "add",
+          [](Chunks& self, uint32_t num_queries, uint64_t function, unsigned num_blocks, unsigned num_threads,
+             unsigned shared_bytes, bool is_direct, const nb::bytes& record) {
+            const auto* bytes = reinterpret_cast<const unsigned char*>(record.c_str());
+            self.all.push_back({num_queries, at<void>(function), num_blocks, num_threads, shared_bytes, is_direct,
+                                std::vector<unsigned char>(bytes, bytes + record.size())});
+            self.num_queries += num_queries;
+          },
+          nb::kw_only(), nb::arg("num_queries"), nb::arg("function"), nb::arg("num_blocks"), nb::arg("num_threads"),
+          nb::arg("shared_bytes"), nb::arg("is_direct"), nb::arg("record"));
+  nb::class_<GpuBatch>(m, "GpuBatch", "Searches of batches on a GPU, chunk by chunk, without Python between.")
+      .def(
+          "__init__",
+          [](GpuBatch* self, const std::vector<uint64_t>& driver, const std::vector<uint64_t>& grid_bytes,
+             const std::vector<uint64_t>& totals, uint64_t pack, const std::vector<uint64_t>& events,
+             const std::vector<std::vector<uint64_t>>& lanes) {
+            if (grid_bytes.size() != 2 || totals.size() != 3 || events.size() != 2 || lanes.empty())
+              throw std::invalid_argument("two sizes, three totals, two events, and lanes");
+            const GpuBatchShape shape{grid_bytes[0], grid_bytes[1], totals[0], {totals[1], totals[2]}, at<void>(pack),
+                                      {at<void>(events[0]), at<void>(events[1])}};
+            std::vector<GpuLane> all;
+            for (const auto& parts : lanes) all.push_back(lane_at(parts));
+            new (self) GpuBatch(driver_at(driver), shape, std::move(all));
+          },
+          nb::kw_only(), nb::arg("driver"), nb::arg("grid_bytes"), nb::arg("totals"), nb::arg("pack"), nb::arg("events"),
+          nb::arg("lanes"))
+      .def(
+          "stage",
+          [](GpuBatch& self, const std::vector<std::vector<uint64_t>>& lanes) {
+            if (lanes.size() != self.num_lanes()) throw std::invalid_argument("memory for each lane");
+            for (size_t i = 0; i < lanes.size(); ++i)
+              self.stage(i, at<unsigned char>(lanes[i].at(0)), at<unsigned char>(lanes[i].at(1)));
+          },
+          nb::arg("lanes"), "Pinned memory for tokens and for log-probs, by lane.")
+      .def("run", &run, nb::arg("chunks"), nb::arg("tokens"), nb::arg("logprobs"), nb::arg("are_pinned"), nb::arg("to"),
+           nb::arg("num_threads"), "Hits, tokens, and query and slot of the first bad log-prob or all ones.");
+}
+
+}  // namespace flashtrie
