@@ -29,16 +29,17 @@ class Handle:
 
 
 class EmulatedStreams:
-    """The driver's functions that a native batch calls. ``fails``: code that the next call of this name returns."""
+    """The driver's functions that a native batch calls.
+
+    ``error``: what went wrong in here.
+    """
 
     def __init__(self, driver: EmulatedDriver, seed: int = 1):
         self._driver, self._lot = driver, random.Random(seed)
         self._work: dict[int, deque[tuple[Callable[[], bool], Callable[[], None]]]] = {}
         self._asked: dict[int, int] = {}  # by event: how often it was recorded, and how often reached
         self._reached: dict[int, int] = {}
-        self.fails: dict[str, int] = {}
-        self.calls: list[str] = []
-        self.stalls = False  # then no work is ever done
+        self._failing: dict[str, tuple[int, int]] = {}
         self.error: Exception | None = None
         code = ctypes.c_int
         launch = ctypes.CFUNCTYPE(code, POINTER, *[WORD] * 7, POINTER, ctypes.POINTER(POINTER), POINTER)
@@ -56,11 +57,26 @@ class EmulatedStreams:
     def addresses(self) -> list[int]:
         return [int(ctypes.cast(function, POINTER).value or 0) for function in self._functions]
 
+    def stalled_addresses(self) -> list[int]:
+        """The same, where no event is ever reached; by a function in C, since one in Python would hear of signals."""
+        never = ctypes.cast(self._driver.library.query_stream, POINTER).value or 0
+        return [*self.addresses()[:2], int(never), *self.addresses()[3:]]
+
+    def draw_by(self, seed: int) -> None:
+        """Another order of the same work."""
+        self._lot = random.Random(seed)
+
+    def fail(self, call: str, code: int, after: int) -> None:
+        """Let a call of this name return a code, after so many that return none."""
+        self._failing[call] = code, after
+
     def _guarded(self, name: str, call: Callable[..., int]) -> Callable[..., int]:
         def guarded(*arguments: Any) -> int:
-            self.calls.append(name)
-            if name in self.fails:
-                return self.fails.pop(name)
+            code, after = self._failing.pop(name, (0, 0))
+            if after:
+                self._failing[name] = code, after - 1
+            elif code:
+                return code
             try:
                 return call(*arguments)
             except Exception as error:  # ctypes would only print it
@@ -100,14 +116,14 @@ class EmulatedStreams:
         return 0 if self._reached.get(event, 0) >= self._asked.get(event, 0) else NOT_READY
 
     def _synchronize(self, stream: int) -> int:
-        while self._work.get(stream) and not self.stalls:
+        while self._work.get(stream):
             self._run_one()
         return 0
 
     def _run_one(self) -> None:
         ready = [stream for stream, work in self._work.items() if work and work[0][0]()]
-        if self.stalls or not ready:
-            assert self.stalls or not any(self._work.values()), "streams that wait for each other"
+        if not ready:
+            assert self.is_idle, "streams that wait for each other"
             return
         stream = self._lot.choice(ready)
         self._work[stream].popleft()[1]()
