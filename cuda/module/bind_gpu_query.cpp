@@ -49,10 +49,12 @@ void bind_gpu_query(nb::module_& m) {
           "__init__",
           [](GpuQuery* self, const std::vector<uint64_t>& driver, uint64_t function, uint64_t stream,
              const std::vector<uint64_t>& events, const std::vector<unsigned>& shape,
-             const std::vector<nb::bytes>& records, const std::vector<uint64_t>& staging,
+             const std::vector<nb::bytes>& records, const std::vector<uint64_t>& grid_at,
+             const std::vector<uint64_t>& staging,
              const std::vector<uint64_t>& staging_bytes, const std::vector<std::vector<uint64_t>>& answers,
              const std::vector<uint64_t>& counts, uint32_t most_hits, uint32_t most_tokens) {
-            if (driver.size() != 4 || events.size() != 2 || shape.size() != 3 || records.size() != 2 || staging.size() != 2 ||
+            if (driver.size() != 4 || events.size() != 2 || shape.size() != 3 || records.size() != 2 ||
+                grid_at.size() != 2 || staging.size() != 2 ||
                 staging_bytes.size() != 2 || answers.size() != 2 || counts.size() != 2)
               throw std::invalid_argument("four functions, three sizes, two of everything else");
             GpuDriver calls{};
@@ -60,7 +62,10 @@ void bind_gpu_query(nb::module_& m) {
             set_function(calls.query, driver[1]);
             set_function(calls.synchronize, driver[2]);
             set_function(calls.record, driver[3]);
-            GpuLaunch launch{at<void>(function), at<void>(stream), {at<void>(events[0]), at<void>(events[1])}, shape[0], shape[1], shape[2], {}};
+            GpuLaunch launch{at<void>(function), at<void>(stream), {at<void>(events[0]), at<void>(events[1])}, shape[0], shape[1], shape[2],
+                             grid_at[0], grid_at[1], {}};
+            for (const auto& record : records)
+              if (std::max(grid_at[0], grid_at[1]) + sizeof(void*) > record.size()) throw std::invalid_argument("a short record");
             for (int turn = 0; turn < 2; ++turn) {
               const auto* bytes = reinterpret_cast<const unsigned char*>(records[turn].c_str());
               launch.records[turn].assign(bytes, bytes + records[turn].size());
@@ -70,15 +75,15 @@ void bind_gpu_query(nb::module_& m) {
                                 most_hits, most_tokens);
           },
           nb::kw_only(), nb::arg("driver"), nb::arg("function"), nb::arg("stream"), nb::arg("events"), nb::arg("shape"), nb::arg("records"),
-          nb::arg("staging"), nb::arg("staging_bytes"), nb::arg("answers"), nb::arg("counts"), nb::arg("most_hits"),
+          nb::arg("grid_at"),          nb::arg("staging"), nb::arg("staging_bytes"), nb::arg("answers"), nb::arg("counts"), nb::arg("most_hits"),
           nb::arg("most_tokens"))
       .def(
           "start",
-          [](GpuQuery& self, nb::handle tokens, nb::handle logprobs) {
+          [](GpuQuery& self, nb::handle tokens, nb::handle logprobs, bool are_mapped) {
             const Buffer from_tokens(tokens, self.token_bytes()), from_logprobs(logprobs, self.logprob_bytes());
-            return self.start(from_tokens.as<void>(), from_logprobs.as<void>());
+            return self.start(from_tokens.as<void>(), from_logprobs.as<void>(), are_mapped);
           },
-          nb::arg("tokens"), nb::arg("logprobs"), "The driver's code; 0 where the search is under way.")
+          nb::arg("tokens"), nb::arg("logprobs"), nb::arg("are_mapped"), "The driver's code; 0 where the search is under way.")
       .def(
           "finish",
           [](GpuQuery& self, nb::handle key_ids, nb::handle scores, nb::handle normalised_scores,

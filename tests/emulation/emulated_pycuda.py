@@ -38,7 +38,10 @@ class HostAllocation:
     """Pinned memory, as the base of an array."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any):
-        self._room = np.zeros(shape, dtype)
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        whole = np.zeros(size + 4096, np.uint8)  # on a page of its own, as memory that is pinned is
+        at = -whole.ctypes.data % 4096
+        self._room = whole[at : at + size].view(dtype).reshape(shape)
         self.__array_interface__ = self._room.__array_interface__
 
     def get_device_pointer(self) -> int:
@@ -217,12 +220,14 @@ class EmulatedDriver(types.ModuleType):
 class NativeCalls:
     """The driver's C functions that the extension calls, on the emulated machine.
 
-    ``stall``: launches that do nothing; ``delay_s``: that run so much later; ``launch_code``: what a launch returns.
+    ``stall``: launches that do nothing; ``delay_s``: that run so much later; ``launch_code``: what a launch returns;
+    ``is_told``: the stream says when a launch is done, else it never does.
     """
 
     def __init__(self, driver: EmulatedDriver):
         self._driver = driver
         self.stall, self.delay_s, self.launch_code, self.launches = False, 0.0, 0, 0
+        self.is_told = False
         self.set_status(600)
         word, pointer, code = ctypes.c_uint, ctypes.c_void_p, ctypes.c_int
         launch_type = ctypes.CFUNCTYPE(code, pointer, *[word] * 7, pointer, ctypes.POINTER(pointer), pointer)
@@ -250,11 +255,17 @@ class NativeCalls:
             return self.launch_code
         record = ctypes.string_at(parameters[0], BATCH.itemsize)
         work = (NAMES[function - 1], blocks, threads, shared, (record,))
+        self.set_status(600)
         if self.delay_s:
-            threading.Timer(self.delay_s, self._driver.launch, work).start()
+            threading.Timer(self.delay_s, self._work, work).start()
         else:
-            self._driver.launch(*work)
+            self._work(*work)
         return 0
+
+    def _work(self, *work: Any) -> None:
+        self._driver.launch(*work)
+        if self.is_told:
+            self.set_status(0)
 
 
 class EmulatedClock:
