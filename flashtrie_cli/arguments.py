@@ -1,8 +1,8 @@
 """Values of options and arguments, converted without pydantic where they are plain.
 
-Typer imports it for the first value that it converts, which takes longer (100 to 360 ms) than all else that a command does
-before its work. What is not plain, or not valid, goes typer's way, and gets typer's message; and a typer that is built
-otherwise is left alone.
+Typer imports it for the first value that it converts, which takes longer (100 to 360 ms) than all else that a command
+does before its work. What is not plain, or not valid, goes typer's way, and gets typer's message; and a typer that is
+built otherwise is left alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def convert_plainly(command: Any) -> None:
     def get_params(context: Any) -> Any:
         parameters = all_of(context)
         for parameter in parameters:
-            if getattr(parameter, "_runtime_param", parameter) is None and hasattr(parameter, "type_descriptor"):
+            if getattr(parameter, "_runtime_param", parameter) is None and hasattr(
+                parameter, "type_descriptor"
+            ):
                 parameter._runtime_param = _PlainParameter(parameter.type_descriptor)
         return parameters
 
@@ -52,9 +54,15 @@ def _plain(value: Any, descriptor: Any, *, is_list: bool) -> Any:
     if is_list:
         if value is None:
             return ()
-        texts = kind == list[str] and isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value)
+        texts = (
+            kind == list[str] and isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value)
+        )
         return list(value) if texts else _NOT_PLAIN
-    if value is None or (kind is str and isinstance(value, str)) or (kind is bool and isinstance(value, bool)):
+    if (
+        value is None
+        or (kind is str and isinstance(value, str))
+        or (kind is bool and isinstance(value, bool))
+    ):
         return value
     if kind is int and type(value) is str and _INTEGER.fullmatch(value):
         value = int(value)

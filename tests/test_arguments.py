@@ -31,14 +31,18 @@ def command(
     pass
 
 
-PARAMETERS = {parameter.name: parameter for parameter in typer.main.get_command(OPTIONS).commands["command"].params}  # type: ignore[attr-defined]
+PARAMETERS = {
+    parameter.name: parameter for parameter in typer.main.get_command(OPTIONS).commands["command"].params
+}  # type: ignore[attr-defined]
 TEXTS = st.one_of(
     st.text(max_size=8),
     st.integers().map(str),
     st.floats().map(str),
     st.from_regex(r"\A[ +-]?[0-9_]{1,4}[.]?[0-9]{0,3}(e[0-9])?\Z"),
 )
-VALUES = st.one_of(st.none(), TEXTS, st.integers(), st.floats(allow_nan=False), st.booleans(), st.lists(TEXTS))
+VALUES = st.one_of(
+    st.none(), TEXTS, st.integers(), st.floats(allow_nan=False), st.booleans(), st.lists(TEXTS)
+)
 
 
 def outcome(convert: Any, value: Any, parameter: Any) -> Any:
@@ -60,7 +64,12 @@ def test_values_are_what_typer_makes_of_them(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "converted"),
-    [("text", "x", "x"), ("count", "100", 100), ("share", "-0.25", -0.25), ("several", ("a", "b"), ["a", "b"])],
+    [
+        ("text", "x", "x"),
+        ("count", "100", 100),
+        ("share", "-0.25", -0.25),
+        ("several", ("a", "b"), ["a", "b"]),
+    ],
 )
 def test_plain_ones_do_without_pydantic(
     monkeypatch: pytest.MonkeyPatch, name: str, value: Any, converted: Any
@@ -77,7 +86,22 @@ def test_a_command_does_without_pydantic() -> None:
         "try:\n    cli.main()\nexcept SystemExit as done:\n    print(done.code)\n"
         "print([name for name in sys.modules if name.startswith('pydantic')])\n"
     )
-    line = "search none none -b 100 -k 7 --alpha 0.5 --eos 3 -o x --force".split()
+    line = [
+        "search",
+        "none",
+        "none",
+        "-b",
+        "100",
+        "-k",
+        "7",
+        "--alpha",
+        "0.5",
+        "--eos",
+        "3",
+        "-o",
+        "x",
+        "--force",
+    ]
     done = subprocess.run(
         [sys.executable, "-c", code, *line], env=ENVIRONMENT, cwd=HERE, capture_output=True, text=True
     )

@@ -75,7 +75,9 @@ class NativeEvent:
 
     def __init__(self, *, has_time: bool = False):
         event = ctypes.c_void_p()
-        check(driver().cuEventCreate(ctypes.byref(event), 0 if has_time else _DISABLE_TIMING), "cuEventCreate")
+        check(
+            driver().cuEventCreate(ctypes.byref(event), 0 if has_time else _DISABLE_TIMING), "cuEventCreate"
+        )
         self.handle = int(event.value or 0)
 
     def __del__(self) -> None:
@@ -84,7 +86,7 @@ class NativeEvent:
 
 
 class NativeStream:
-    """A stream that does not wait for the default one. ``is_urgent``: its kernels get the first place that comes free."""
+    """A stream that does not wait for the default one. ``is_urgent``: its kernels get the first free place."""
 
     def __init__(self, *, is_urgent: bool = False):
         least, greatest, stream = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()

@@ -88,7 +88,9 @@ class HostPipeline:
         self._handles: dict[str, int] = {}  # of kernels
         self._programs: dict[int, Any] = {}  # by number of queries
         self._parts: dict[int, SlabParts] = {}  # of the number of queries that there were last
-        self._small: tuple[int, Answer] | None = None  # the last small answer's room, and for how many queries
+        self._small: tuple[int, Answer] | None = (
+            None  # the last small answer's room, and for how many queries
+        )
         self._clock = cuda_native.KernelClock() if times_kernels else None
         self._native = self._open(tokens, logprobs)
         trie.device.context.synchronize()  # what was begun on the default stream, for which these do not wait

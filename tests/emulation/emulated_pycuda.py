@@ -14,7 +14,6 @@ import numpy as np
 
 from flashtrie_cli.engine.cuda_layout import BATCH, KERNELS
 
-
 NAMES = (*KERNELS, "pack_hits")
 
 

@@ -1,7 +1,8 @@
 """Streams and events of the emulated machine: what is enqueued runs later, in any order that the driver would allow.
 
-Nothing runs when it is asked for. Each look at an event runs one piece of work, of a stream drawn by lot among those that
-may go on; so whoever reads an answer, or reuses a buffer, before an event or a stream says that it may, is found out.
+Nothing runs when it is asked for. Each look at an event runs one piece of work, of a stream drawn by lot among those
+that may go on; so whoever reads an answer, or writes over a buffer, before an event or a stream says that it may, is
+found out.
 """
 
 from __future__ import annotations
@@ -49,8 +50,12 @@ class EmulatedStreams:
             two(self._guarded("record", self._record)),
             one(self._guarded("query", self._query)),
             ctypes.CFUNCTYPE(code, POINTER, POINTER, WORD)(self._guarded("wait", self._wait)),
-            ctypes.CFUNCTYPE(code, ctypes.c_uint64, POINTER, SIZE, POINTER)(self._guarded("upload", self._copy)),
-            ctypes.CFUNCTYPE(code, POINTER, ctypes.c_uint64, SIZE, POINTER)(self._guarded("download", self._copy)),
+            ctypes.CFUNCTYPE(code, ctypes.c_uint64, POINTER, SIZE, POINTER)(
+                self._guarded("upload", self._copy)
+            ),
+            ctypes.CFUNCTYPE(code, POINTER, ctypes.c_uint64, SIZE, POINTER)(
+                self._guarded("download", self._copy)
+            ),
             one(self._guarded("synchronize", self._synchronize)),
         )
 
@@ -85,7 +90,9 @@ class EmulatedStreams:
 
         return guarded
 
-    def _enqueue(self, stream: int, work: Callable[[], None], ready: Callable[[], bool] = lambda: True) -> int:
+    def _enqueue(
+        self, stream: int, work: Callable[[], None], ready: Callable[[], bool] = lambda: True
+    ) -> int:
         self._work.setdefault(stream, deque()).append((ready, work))
         return 0
 

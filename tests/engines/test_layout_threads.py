@@ -17,7 +17,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Well over half a million nodes: some wide, labels above 16 bits, keys that are prefixes of others."""
     rng = np.random.default_rng(5)
     count = 420_000
-    keys = np.stack([rng.zipf(1.1, count) % 70_000, rng.integers(0, 9000, count), rng.integers(0, 90_000, count)])
+    keys = np.stack(
+        [rng.zipf(1.1, count) % 70_000, rng.integers(0, 9000, count), rng.integers(0, 90_000, count)]
+    )
     lengths = rng.choice([1, 3], count, p=[0.05, 0.95])
     flat = np.concatenate([keys[:length, i] for i, length in enumerate(lengths)]).astype(np.uint32)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
@@ -44,7 +46,12 @@ def compact(path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     stored = Index.open(path, engine="reference").stored
     assert stored.label_delta is not None
     assert stored.inner_terminal is not None
-    return np.array(stored.louds), np.array(stored.label_delta), np.array(stored.inner_terminal), stored.num_nodes
+    return (
+        np.array(stored.louds),
+        np.array(stored.label_delta),
+        np.array(stored.inner_terminal),
+        stored.num_nodes,
+    )
 
 
 @pytest.mark.parametrize("threads", [2, 5])
@@ -97,5 +104,3 @@ def test_louds_of_other_nodes_with_as_many_ones(path: str) -> None:
         return trie.lines.tobytes()
 
     assert outcome(4) == outcome(1)
-
-

@@ -87,9 +87,7 @@ def test_a_bad_logprob_in_any_chunk(small_chunks: EmulatedDriver, bad: int) -> N
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_work_in_any_order(
-    small_chunks: EmulatedDriver, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_work_in_any_order(small_chunks: EmulatedDriver, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Nothing is read, or written over, before an event or a stream says that it may be."""
     small_chunks.streams.draw_by(seed)
     monkeypatch.setattr(cuda_pipeline, "_NUM_LANES", 1 + seed % 4)
