@@ -54,6 +54,7 @@ struct GpuBatchOutcome {
 };
 
 struct GpuBatchShape {
+  uint32_t lane_queries;                 // that a lane has room for
   size_t token_bytes, logprob_bytes;     // of a query's grid
   uint64_t zeros, totals[2];             // on the device, two words each: zeros, and hits and tokens so far, in turns
   void* pack;                            // the kernel
@@ -68,21 +69,43 @@ class GpuBatch {
   // Pinned memory of each lane, for grids that are not in such memory.
   void stage(size_t lane, unsigned char* tokens, unsigned char* logprobs);
 
-  // Searches all grids and brings the answer to `to`, in pinned memory; `num_threads` copy grids that are not pinned.
-  // Throws GpuError where something fails, and whatever `interrupted`, called now and then, throws; nothing is under way
-  // afterwards.
-  GpuBatchOutcome run(const std::vector<GpuChunk>& chunks, const unsigned char* tokens, const unsigned char* logprobs,
-                      bool are_pinned, const GpuPlaces& to, int num_threads, const std::function<void()>& interrupted);
+  // Begins the search of all grids, which must stay as they are until `finish` has returned; `chunks`, too. `num_threads`
+  // copy grids that are not pinned. Throws GpuError where something fails; nothing is under way then.
+  void start(const std::vector<GpuChunk>& chunks, const unsigned char* tokens, const unsigned char* logprobs,
+             bool are_pinned, int num_threads);
+
+  // The rest of it. Brings the answer to `to`, in pinned memory. Throws GpuError, and whatever `interrupted`, called now
+  // and then, throws; nothing is under way afterwards.
+  GpuBatchOutcome finish(const GpuPlaces& to, const std::function<void()>& interrupted);
+
+  // Until nothing is under way, and none of it matters any more.
+  void stop();
 
   const GpuBatchShape& shape() const { return shape_; }
   size_t num_lanes() const { return lanes_.size(); }
 
  private:
-  struct Run;
+  const GpuLane& lane(size_t chunk) const { return lanes_[chunk % lanes_.size()]; }
+  bool comes_after(size_t chunk) const { return chunk >= lanes_.size(); }
+  void search(size_t chunk, const std::function<void()>& interrupted);
+  void pack(size_t chunk, const GpuPlaces* to);
+  bool deliver(size_t chunk, const GpuPlaces& to, const std::function<void()>& interrupted);
+  void fetch(uint64_t to, uint64_t from, size_t num_bytes, const GpuLane& on);
+  void wait(void* event, const std::function<void()>& interrupted);
 
   GpuBatchDriver driver_;
   GpuBatchShape shape_;
   std::vector<GpuLane> lanes_;
+
+  // Of the batch that is under way.
+  const std::vector<GpuChunk>* chunks_ = nullptr;
+  const unsigned char *tokens_ = nullptr, *logprobs_ = nullptr;
+  bool are_pinned_ = false;
+  int num_threads_ = 1;
+  std::vector<uint64_t> begins_;  // by chunk: its first query
+  size_t num_searched_ = 0, num_packed_ = 0, num_delivered_ = 0;  // chunks of which that has been asked
+  GpuBatchOutcome outcome_{};
+  uint32_t patience_ = 0;
 };
 
 }  // namespace flashtrie

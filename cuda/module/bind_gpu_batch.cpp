@@ -35,23 +35,30 @@ GpuLane lane_at(const std::vector<uint64_t>& parts) {
           places_at(&parts[6]), at<uint64_t>(parts[12]), at<uint32_t>(parts[13])};
 }
 
-nb::tuple run(GpuBatch& self, const Chunks& chunks, nb::handle tokens, nb::handle logprobs, bool are_pinned,
-              const std::vector<uint64_t>& to, int num_threads) {
-  if (to.size() != 6) throw std::invalid_argument("an answer has six arrays");
+// A failure of the driver's as an error of Python's.
+template <typename Work>
+auto driving(const Work& work) {
+  try {
+    return without_gil(work);
+  } catch (const GpuError& error) {
+    throw std::runtime_error("the driver said " + std::to_string(error.code));
+  }
+}
+
+bool start(GpuBatch& self, const Chunks& chunks, nb::handle tokens, nb::handle logprobs, bool is_staged, int num_threads) {
   const Buffer from_tokens(tokens, chunks.num_queries * self.shape().token_bytes),
       from_logprobs(logprobs, chunks.num_queries * self.shape().logprob_bytes);
-  GpuBatchOutcome outcome{};
-  int code = 0;
-  {
-    nb::gil_scoped_release release;
-    try {
-      outcome = self.run(chunks.all, from_tokens.as<unsigned char>(), from_logprobs.as<unsigned char>(), are_pinned,
-                         places_at(to.data()), num_threads, check_signals);
-    } catch (const GpuError& error) {
-      code = error.code;
-    }
-  }
-  if (code) throw std::runtime_error("the driver said " + std::to_string(code));
+  const bool is_pinned = are_pinned(from_tokens, from_logprobs);
+  if (!is_pinned && !is_staged) return false;
+  driving([&] {
+    self.start(chunks.all, from_tokens.as<unsigned char>(), from_logprobs.as<unsigned char>(), is_pinned, num_threads);
+  });
+  return true;
+}
+
+nb::tuple finish(GpuBatch& self, const std::vector<uint64_t>& to) {
+  if (to.size() != 6) throw std::invalid_argument("an answer has six arrays");
+  const GpuBatchOutcome outcome = driving([&] { return self.finish(places_at(to.data()), check_signals); });
   return nb::make_tuple(outcome.num_hits, outcome.num_tokens, outcome.bad_query, outcome.bad_slot);
 }
 
@@ -75,17 +82,17 @@ void bind_gpu_batch(nb::module_& m) {
       .def(
           "__init__",
           [](GpuBatch* self, const std::vector<uint64_t>& driver, const std::vector<uint64_t>& grid_bytes,
-             const std::vector<uint64_t>& totals, uint64_t pack, const std::vector<uint64_t>& events,
+             uint32_t lane_queries, const std::vector<uint64_t>& totals, uint64_t pack, const std::vector<uint64_t>& events,
              const std::vector<std::vector<uint64_t>>& lanes) {
             if (grid_bytes.size() != 2 || totals.size() != 3 || events.size() != 2 || lanes.empty())
               throw std::invalid_argument("two sizes, three totals, two events, and lanes");
-            const GpuBatchShape shape{grid_bytes[0], grid_bytes[1], totals[0], {totals[1], totals[2]}, at<void>(pack),
+            const GpuBatchShape shape{lane_queries, grid_bytes[0], grid_bytes[1], totals[0], {totals[1], totals[2]}, at<void>(pack),
                                       {at<void>(events[0]), at<void>(events[1])}};
             std::vector<GpuLane> all;
             for (const auto& parts : lanes) all.push_back(lane_at(parts));
             new (self) GpuBatch(driver_at(driver), shape, std::move(all));
           },
-          nb::kw_only(), nb::arg("driver"), nb::arg("grid_bytes"), nb::arg("totals"), nb::arg("pack"), nb::arg("events"),
+          nb::kw_only(), nb::arg("driver"), nb::arg("grid_bytes"), nb::arg("lane_queries"), nb::arg("totals"), nb::arg("pack"), nb::arg("events"),
           nb::arg("lanes"))
       .def(
           "stage",
@@ -95,8 +102,11 @@ void bind_gpu_batch(nb::module_& m) {
               self.stage(i, at<unsigned char>(lanes[i].at(0)), at<unsigned char>(lanes[i].at(1)));
           },
           nb::arg("lanes"), "Pinned memory for tokens and for log-probs, by lane.")
-      .def("run", &run, nb::arg("chunks"), nb::arg("tokens"), nb::arg("logprobs"), nb::arg("are_pinned"), nb::arg("to"),
-           nb::arg("num_threads"), "Hits, tokens, and query and slot of the first bad log-prob or all ones.");
+      .def("start", &start, nb::arg("chunks"), nb::arg("tokens"), nb::arg("logprobs"), nb::arg("is_staged"),
+           nb::arg("num_threads"),
+           "Both grids must stay as they are until `finish`. False where they are not pinned and there is no memory to stage them.")
+      .def("finish", &finish, nb::arg("to"), "Hits, tokens, and query and slot of a bad log-prob or all ones.")
+      .def("stop", [](GpuBatch& self) { without_gil([&] { self.stop(); }); });
 }
 
 }  // namespace flashtrie

@@ -43,6 +43,8 @@ void copy_arrays(const std::vector<nb::object>& targets, const std::vector<nb::o
 }  // namespace
 
 void bind_gpu_query(nb::module_& m) {
+  m.def("note_pinned", [](uint64_t begin, uint64_t end) { pinned_ranges().add(begin, end); }, nb::arg("begin"), nb::arg("end"));
+  m.def("forget_pinned", [](uint64_t begin) { pinned_ranges().remove(begin); }, nb::arg("begin"));
   m.def("copy_arrays", &copy_arrays, nb::arg("targets"), nb::arg("sources"), nb::arg("num_threads"));
   nb::class_<GpuQuery>(m, "GpuQuery", "Searches of one query at a time on a GPU, launched without Python between.")
       .def(
@@ -79,11 +81,11 @@ void bind_gpu_query(nb::module_& m) {
           nb::arg("most_tokens"))
       .def(
           "start",
-          [](GpuQuery& self, nb::handle tokens, nb::handle logprobs, bool are_mapped) {
+          [](GpuQuery& self, nb::handle tokens, nb::handle logprobs) {
             const Buffer from_tokens(tokens, self.token_bytes()), from_logprobs(logprobs, self.logprob_bytes());
-            return self.start(from_tokens.as<void>(), from_logprobs.as<void>(), are_mapped);
+            return self.start(from_tokens.as<void>(), from_logprobs.as<void>(), are_pinned(from_tokens, from_logprobs));
           },
-          nb::arg("tokens"), nb::arg("logprobs"), nb::arg("are_mapped"), "The driver's code; 0 where the search is under way.")
+          nb::arg("tokens"), nb::arg("logprobs"), "The driver's code; 0 where the search is under way.")
       .def(
           "finish",
           [](GpuQuery& self, nb::handle key_ids, nb::handle scores, nb::handle normalised_scores,

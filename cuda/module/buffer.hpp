@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "bindings.hpp"
+#include "host/pinned.hpp"
 
 namespace flashtrie {
 
@@ -30,6 +31,11 @@ class Buffer {
  private:
   Py_buffer view_;
 };
+
+inline bool are_pinned(const Buffer& tokens, const Buffer& logprobs) {
+  return pinned_ranges().contain(tokens.as<void>(), tokens.size()) &&
+         pinned_ranges().contain(logprobs.as<void>(), logprobs.size());
+}
 
 template <typename T>
 T* at(uint64_t address) {

@@ -17,7 +17,6 @@ from flashtrie_cli.engine import cuda_native
 from flashtrie_cli.engine.cpu import native
 from flashtrie_cli.engine.cuda_lane import Answer, Lane, answer_parts
 from flashtrie_cli.engine.cuda_layout import NO_SLOT, PACKED
-from flashtrie_cli.engine.cuda_pinned import is_pinned
 from flashtrie_cli.engine.cuda_session import launch_planner
 from flashtrie_cli.engine.cuda_slabs import LENT_SLABS, SlabParts, SlabPool
 from flashtrie_cli.engine.cuda_trie import DeviceTrie
@@ -32,6 +31,10 @@ _CHUNK_WAVES = 2
 
 _FIRST_SHARE = 4
 """The first and the last chunk have a part of them only."""
+
+_DIRECT_WAVES = 1
+"""The last answers of a batch, of so many times those queries at most, are packed straight to their places: nothing is
+left to hide their way through the copy engine, for which the host has to be told how many there are."""
 
 _CHUNK_BYTES = 32 << 20
 """Of a chunk's grids, and of its answers at most."""
@@ -77,14 +80,15 @@ class HostPipeline:
         grid_bytes = num_steps * num_slots * (tokens.itemsize + logprobs.itemsize)
         self._answer_bytes = plan.result_limit * (20 + 4 * self._depth)
         at_once = launch_planner(trie, num_steps, num_slots, plan)(_MANY).num_groups
-        most = min(_CHUNK_WAVES * at_once, _CHUNK_BYTES // max(grid_bytes, self._answer_bytes))
-        self._most, self._first = max(most, 1), max(at_once // _FIRST_SHARE, 1)
+        most = min(int(_CHUNK_WAVES * at_once), _CHUNK_BYTES // max(grid_bytes, self._answer_bytes))
+        self._most, self._first, self._at_once = max(most, 1), max(at_once // _FIRST_SHARE, 1), at_once
         self._capacity = min(num_queries, self._most)
         types = tokens.dtype, logprobs.dtype
         self._lanes = [
             Lane(trie, self._capacity, num_steps, num_slots, plan, types)
             for _ in range(self._num_lanes(num_queries))
         ]
+        self._is_staged = False  # whether there is memory to copy grids to
         self._handles: dict[str, int] = {}  # of kernels
         self._programs: dict[int, Any] = {}  # by number of queries
         self._parts: dict[int, SlabParts] = {}  # of the number of queries that there were last
@@ -105,6 +109,7 @@ class HostPipeline:
         query = tokens[0].size
         return native().GpuBatch(
             driver=cuda_native.batch_calls(),
+            lane_queries=self._capacity,
             grid_bytes=[query * tokens.itemsize, query * logprobs.itemsize],
             totals=[int(self._totals) + 16 * at for at in range(3)],
             pack=self._handle("pack_hits", lambda stream: session.pack(record, 1, stream)),
@@ -139,14 +144,16 @@ class HostPipeline:
             return program
         program = native().GpuChunks()
         sizes = self._sizes(num_queries)
+        left = num_queries
         for number, size in enumerate(sizes):
             lane = self._lanes[number % len(self._lanes)]
             launch, record = lane.session.prepare(*lane.grids, size, batch_size=num_queries)
-            is_last = number + 1 == len(sizes)
+            is_direct = left <= max(int(_DIRECT_WAVES * self._at_once), sizes[-1])
+            left -= size
             program.add(
                 num_queries=size, function=self._handle(launch.kernel, partial(_launch, lane, size, num_queries)),
                 num_blocks=launch.num_groups * launch.blocks_per_group, num_threads=launch.num_threads,
-                shared_bytes=launch.shared_bytes, is_direct=is_last, record=record,
+                shared_bytes=launch.shared_bytes, is_direct=is_direct, record=record,
             )  # fmt: skip
         if len(self._programs) >= _KEPT_PROGRAMS:
             self._programs.clear()
@@ -167,7 +174,7 @@ class HostPipeline:
         results = self._round(tokens, logprobs)
         room = num_queries * self._answer_bytes
         if room <= _MIN_LENT_BYTES:
-            return SearchResults(*(array.copy() for array in vars(results).values()))
+            return SearchResults(*[array.copy() for array in vars(results).values()])
         used = results.num_hits * 20 + 4 * len(results.tokens)
         if used >= max(room // 2, _MIN_LENT_BYTES) and self._slabs.num_lent <= LENT_SLABS:
             return results
@@ -205,16 +212,19 @@ class HostPipeline:
         self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], first_query: int = 0
     ) -> SearchResults:
         """Search these grids, which begin with query ``first_query`` of the batch."""
-        answer = self._answer(len(tokens), is_whole=first_query == 0)
-        are_pinned = is_pinned(tokens) and is_pinned(logprobs)
-        if not are_pinned:
-            self._native.stage([lane.stage() for lane in self._lanes])
+        query, program = self._native, self._program(len(tokens))
         try:
-            num_hits, num_tokens, bad_query, bad_slot = self._native.run(
-                self._program(len(tokens)), tokens, logprobs, are_pinned, answer.addresses, self._threads
-            )
+            if not query.start(program, tokens, logprobs, self._is_staged, self._threads):
+                query.stage([lane.stage() for lane in self._lanes])
+                self._is_staged = True
+                query.start(program, tokens, logprobs, True, self._threads)
+            answer = self._answer(len(tokens), is_whole=first_query == 0)  # while the GPU is at work
+            num_hits, num_tokens, bad_query, bad_slot = query.finish(answer.addresses)
         except RuntimeError as error:
             raise EngineUnavailable(f"the GPU failed during the search: {error}") from None
+        except BaseException:
+            query.stop()
+            raise
         if bad_slot != NO_SLOT:
             self._refuse(logprobs, first_query, bad_query, bad_slot)
         return answer.results(num_hits, num_tokens)

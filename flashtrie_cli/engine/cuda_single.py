@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from flashtrie_cli.engine.cuda_layout import BATCH, NO_SLOT
 from flashtrie_cli.engine.cuda_native import KernelClock, gpu_query
-from flashtrie_cli.engine.cuda_pinned import is_pinned, pinned
+from flashtrie_cli.engine.cuda_pinned import pinned
 from flashtrie_cli.engine.cuda_session import GridType, SearchSession
 from flashtrie_cli.engine.cuda_trie import DeviceTrie
 from flashtrie_cli.engine.protocol import bad_logprob_message
@@ -130,7 +130,7 @@ class SingleQuery:
         query = self._native
         if query is None:
             return self._search_by_pycuda(tokens, logprobs)
-        code = query.start(tokens, logprobs, is_pinned(tokens) and is_pinned(logprobs))
+        code = query.start(tokens, logprobs)
         if code:
             raise EngineUnavailable(f"the search could not be launched: the driver said {code}")
         # While the kernel is at work: the answer with as many hits as there can be, and mostly are.

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flashtrie_cli.engine import cuda_loader, cuda_native, cuda_pinned
+from flashtrie_cli.engine import cuda_loader, cuda_native
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "emulation"))
 import emulator
@@ -39,7 +39,6 @@ def driver(
     monkeypatch.setattr(cuda_native, "KernelClock", EmulatedClock)
     yield emulated
     assert emulated.streams.error is None
-    cuda_pinned._ranges.clear()
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ def small_chunks(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> Emu
     """Chunks of three queries at most, and answers of any size lent."""
     monkeypatch.setattr(cuda_pipeline, "_CHUNK_BYTES", 3 * QUERY_BYTES)
     monkeypatch.setattr(cuda_pipeline, "_MIN_LENT_BYTES", 0)
+    monkeypatch.setattr(cuda_pipeline, "_DIRECT_WAVES", 0)  # but for the last chunk
     return driver
 
 
@@ -92,6 +93,7 @@ def test_work_in_any_order(small_chunks: EmulatedDriver, monkeypatch: pytest.Mon
     small_chunks.streams.draw_by(seed)
     monkeypatch.setattr(cuda_pipeline, "_NUM_LANES", 1 + seed % 4)
     monkeypatch.setattr(cuda_pipeline, "_FIRST_SHARE", 18 if seed % 2 else 4)
+    monkeypatch.setattr(cuda_pipeline, "_DIRECT_WAVES", seed % 3 / 4)  # of 18 queries: 4 and 9
     cpu, cuda = both(many_keys(300, 20, 3))
     pinned = cuda.engine.pinned_grids(17, 3, 8)  # type: ignore[attr-defined]
     for turn in range(3):
@@ -141,6 +143,30 @@ def test_ctrl_c_while_kernels_are_at_work(
         timer.join()
         signal.signal(signal.SIGINT, before)
     assert streams.is_idle
+
+
+def test_bad_logprobs_in_several_chunks_harm_no_later_batch(small_chunks: EmulatedDriver) -> None:
+    cpu, cuda = both(many_keys(300, 20, 3))
+    tokens, logprobs = random_grids((17, 3, 8), 20, 4, 50)
+    wrong = logprobs.copy()
+    wrong[[1, 5, 16], 2, 5] = np.nan
+    for _ in range(2):
+        with pytest.raises(InputError, match="query 1, step 2, slot 5"):
+            cuda.search(tokens, wrong, PLAN)
+        assert cuda.search(tokens, logprobs, PLAN).identical(cpu.search(tokens, logprobs, PLAN))
+
+
+def test_no_memory_for_the_answer_once_the_search_has_begun(
+    small_chunks: EmulatedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu, cuda = both(many_keys(300, 20, 3))
+    grid = random_grids((17, 3, 8), 20, 4, 50)
+    with monkeypatch.context() as patch:
+        patch.setattr(SlabPool, "take", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            cuda.search(*grid, PLAN)
+        assert small_chunks.streams.is_idle
+    assert cuda.search(*grid, PLAN).identical(cpu.search(*grid, PLAN))
 
 
 def lent(cuda: Any) -> int:
