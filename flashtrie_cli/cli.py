@@ -146,6 +146,8 @@ def main() -> None:
 
     _prepare_streams()
     _catch_signals()
+    # Numpy's linear algebra, which no command uses, would start a thread a processor when numpy is imported.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         code = _run(sys.argv[1:])
         with writing_to_stdout():

@@ -63,6 +63,9 @@ void GpuBatch::start(const std::vector<GpuChunk>& chunks, const unsigned char* t
   num_threads_ = num_threads;
   begins_.assign(1, 0);
   for (const GpuChunk& chunk : chunks) begins_.push_back(begins_.back() + chunk.num_queries);
+  uint64_t most = 0;
+  for (const GpuChunk& chunk : chunks) most = std::max<uint64_t>(most, chunk.num_queries);
+  keeps_order_ = chunks.size() > 1 && most * (shape_.token_bytes + shape_.logprob_bytes) >= shape_.ordered_bytes;
   num_searched_ = num_packed_ = num_delivered_ = 0;
   outcome_ = {0, 0, 0, ~0u};
   try {
@@ -103,6 +106,7 @@ GpuBatchOutcome GpuBatch::finish(const GpuPlaces& to, const std::function<void()
 }
 
 void GpuBatch::stop() {
+  driver_.synchronize(shape_.upload_stream);
   for (const GpuLane& on : lanes_) {
     driver_.synchronize(on.search_stream);
     driver_.synchronize(on.pack_stream);
@@ -137,8 +141,14 @@ void GpuBatch::search(size_t i, const std::function<void()>& interrupted) {
     from_tokens = on.staged_tokens;
     from_logprobs = on.staged_logprobs;
   }
-  check(driver_.upload(on.tokens, from_tokens, token_bytes, on.search_stream));
-  check(driver_.upload(on.logprobs, from_logprobs, logprob_bytes, on.search_stream));
+  void* const stream = keeps_order_ ? shape_.upload_stream : on.search_stream;
+  if (keeps_order_ && comes_after(i)) check(driver_.wait_event(stream, on.searched, 0));
+  check(driver_.upload(on.tokens, from_tokens, token_bytes, stream));
+  check(driver_.upload(on.logprobs, from_logprobs, logprob_bytes, stream));
+  if (keeps_order_) {
+    check(driver_.record(on.uploaded, stream));
+    check(driver_.wait_event(on.search_stream, on.uploaded, 0));
+  }
   if (comes_after(i)) check(driver_.wait_event(on.search_stream, on.packed, 0));
   if (i == 0 && shape_.events[0]) check(driver_.record(shape_.events[0], on.search_stream));
   void* parameters[] = {const_cast<unsigned char*>(chunk.record.data())};

@@ -30,7 +30,7 @@ struct GpuPlaces {
 // go on another, of a higher priority, so that packing gets the first place that a search leaves.
 struct GpuLane {
   void *search_stream, *pack_stream;
-  void *searched, *packed;               // events
+  void *uploaded, *searched, *packed;    // events
   uint64_t tokens, logprobs;             // of the chunk, on the device
   GpuPlaces places;                      // packed, on the device
   uint64_t* told;                        // hits and tokens of the batch so far, in pinned memory
@@ -56,6 +56,9 @@ struct GpuBatchOutcome {
 struct GpuBatchShape {
   uint32_t lane_queries;                 // that a lane has room for
   size_t token_bytes, logprob_bytes;     // of a query's grid
+  // Uploads on several streams overtake each other. From so many bytes a chunk on all go by this stream, in order.
+  size_t ordered_bytes;
+  void* upload_stream;
   uint64_t zeros, totals[2];             // on the device, two words each: zeros, and hits and tokens so far, in turns
   void* pack;                            // the kernel
   void* events[2];                       // recorded around the kernels of a batch; null: none
@@ -100,7 +103,7 @@ class GpuBatch {
   // Of the batch that is under way.
   const std::vector<GpuChunk>* chunks_ = nullptr;
   const unsigned char *tokens_ = nullptr, *logprobs_ = nullptr;
-  bool are_pinned_ = false;
+  bool are_pinned_ = false, keeps_order_ = false;
   int num_threads_ = 1;
   std::vector<uint64_t> begins_;  // by chunk: its first query
   size_t num_searched_ = 0, num_packed_ = 0, num_delivered_ = 0;  // chunks of which that has been asked

@@ -30,9 +30,9 @@ GpuPlaces places_at(const uint64_t* addresses) {
 }
 
 GpuLane lane_at(const std::vector<uint64_t>& parts) {
-  if (parts.size() != 14) throw std::invalid_argument("a lane has fourteen addresses");
-  return {at<void>(parts[0]), at<void>(parts[1]), at<void>(parts[2]), at<void>(parts[3]), parts[4], parts[5],
-          places_at(&parts[6]), at<uint64_t>(parts[12]), at<uint32_t>(parts[13])};
+  if (parts.size() != 15) throw std::invalid_argument("a lane has fifteen addresses");
+  return {at<void>(parts[0]), at<void>(parts[1]), at<void>(parts[2]), at<void>(parts[3]), at<void>(parts[4]),
+          parts[5], parts[6], places_at(&parts[7]), at<uint64_t>(parts[13]), at<uint32_t>(parts[14])};
 }
 
 // A failure of the driver's as an error of Python's.
@@ -82,17 +82,19 @@ void bind_gpu_batch(nb::module_& m) {
       .def(
           "__init__",
           [](GpuBatch* self, const std::vector<uint64_t>& driver, const std::vector<uint64_t>& grid_bytes,
-             uint32_t lane_queries, const std::vector<uint64_t>& totals, uint64_t pack, const std::vector<uint64_t>& events,
+             uint32_t lane_queries, uint64_t ordered_bytes, uint64_t upload_stream, const std::vector<uint64_t>& totals, uint64_t pack, const std::vector<uint64_t>& events,
              const std::vector<std::vector<uint64_t>>& lanes) {
             if (grid_bytes.size() != 2 || totals.size() != 3 || events.size() != 2 || lanes.empty())
               throw std::invalid_argument("two sizes, three totals, two events, and lanes");
-            const GpuBatchShape shape{lane_queries, grid_bytes[0], grid_bytes[1], totals[0], {totals[1], totals[2]}, at<void>(pack),
+            const GpuBatchShape shape{lane_queries, grid_bytes[0], grid_bytes[1], ordered_bytes, at<void>(upload_stream),
+                                      totals[0], {totals[1], totals[2]}, at<void>(pack),
                                       {at<void>(events[0]), at<void>(events[1])}};
             std::vector<GpuLane> all;
             for (const auto& parts : lanes) all.push_back(lane_at(parts));
             new (self) GpuBatch(driver_at(driver), shape, std::move(all));
           },
-          nb::kw_only(), nb::arg("driver"), nb::arg("grid_bytes"), nb::arg("lane_queries"), nb::arg("totals"), nb::arg("pack"), nb::arg("events"),
+          nb::kw_only(), nb::arg("driver"), nb::arg("grid_bytes"), nb::arg("lane_queries"), nb::arg("ordered_bytes"),
+          nb::arg("upload_stream"), nb::arg("totals"), nb::arg("pack"), nb::arg("events"),
           nb::arg("lanes"))
       .def(
           "stage",

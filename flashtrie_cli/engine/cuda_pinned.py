@@ -24,7 +24,7 @@ def pinned(length: int, dtype: Any) -> tuple[npt.NDArray[Any], int]:
 
 
 def pinned_empty(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-    """An array in pinned memory, which the extension knows: grids in it are not copied on the host before they go over."""
+    """An array in pinned memory. The extension knows of it, and does not copy grids in it before they go over."""
     array, _ = pinned(int(np.prod(shape)), dtype)
     begin, module = array.ctypes.data, native()
     module.note_pinned(begin, begin + array.nbytes)

@@ -26,7 +26,7 @@ from flashtrie_cli.query.plan import SearchPlan
 from flashtrie_cli.query.results import SearchResults
 
 _NUM_LANES = 4
-_CHUNK_WAVES = 2
+_CHUNK_WAVES = 1
 """A chunk has so many times the queries that the GPU works on at once: enough to hide what a chunk costs the host."""
 
 _FIRST_SHARE = 4
@@ -38,6 +38,10 @@ left to hide their way through the copy engine, for which the host has to be tol
 
 _CHUNK_BYTES = 32 << 20
 """Of a chunk's grids, and of its answers at most."""
+
+_ORDERED_BYTES = 4 << 20
+"""Of a chunk's grids, from which on the chunks go over one after the other: those of several streams share the bus, and
+one that was asked for later may be there first."""
 
 _ROUND_BYTES = 1 << 30
 """Of the answers at most that are in pinned memory at once; a larger batch goes in rounds, and is copied."""
@@ -104,12 +108,14 @@ class HostPipeline:
 
         self._totals = cuda.mem_alloc(48)
         cuda.memset_d8(self._totals, 0, 48)
-        self._recorder = cuda.Stream()
+        self._recorder, self._upload_stream = cuda.Stream(), cuda_native.NativeStream()
         session, record = self._lanes[0].session, np.zeros((), PACKED)
         query = tokens[0].size
         return native().GpuBatch(
             driver=cuda_native.batch_calls(),
             lane_queries=self._capacity,
+            ordered_bytes=_ORDERED_BYTES,
+            upload_stream=self._upload_stream.handle,
             grid_bytes=[query * tokens.itemsize, query * logprobs.itemsize],
             totals=[int(self._totals) + 16 * at for at in range(3)],
             pack=self._handle("pack_hits", lambda stream: session.pack(record, 1, stream)),

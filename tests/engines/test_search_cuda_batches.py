@@ -93,6 +93,7 @@ def test_work_in_any_order(small_chunks: EmulatedDriver, monkeypatch: pytest.Mon
     small_chunks.streams.draw_by(seed)
     monkeypatch.setattr(cuda_pipeline, "_NUM_LANES", 1 + seed % 4)
     monkeypatch.setattr(cuda_pipeline, "_FIRST_SHARE", 18 if seed % 2 else 4)
+    monkeypatch.setattr(cuda_pipeline, "_ORDERED_BYTES", 0 if seed % 4 > 1 else 1 << 20)
     monkeypatch.setattr(cuda_pipeline, "_DIRECT_WAVES", seed % 3 / 4)  # of 18 queries: 4 and 9
     cpu, cuda = both(many_keys(300, 20, 3))
     pinned = cuda.engine.pinned_grids(17, 3, 8)  # type: ignore[attr-defined]
