@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from flashtrie_cli import __version__, commands
-from flashtrie_cli.arguments import convert_plainly
+from flashtrie_cli.commands.arguments import convert_plainly
 from flashtrie_cli.errors import FlashtrieError
 
 if TYPE_CHECKING:

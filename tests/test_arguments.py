@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from program import ENVIRONMENT, HERE, Run
 
-from flashtrie_cli import arguments
+from flashtrie_cli.commands import arguments
 
 coercion = pytest.importorskip("typer._coercion", reason="a typer without pydantic")
 
@@ -118,7 +118,9 @@ def test_only_the_command_that_is_named_is_imported() -> None:
         [sys.executable, "-c", code, "lookup", "--help"],
         env=ENVIRONMENT, cwd=HERE, capture_output=True, text=True,
     )  # fmt: skip
-    assert sorted(done.stderr.split()) == ["flashtrie_cli.commands.common", "flashtrie_cli.commands.lookup"]
+    assert sorted(done.stderr.split()) == [
+        f"flashtrie_cli.commands.{name}" for name in ("arguments", "common", "lookup")
+    ]
 
 
 def test_commands_that_are_not_named_are_listed(flashtrie: Run) -> None:
