@@ -10,12 +10,16 @@ import pkgutil
 import signal
 import sys
 import traceback
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from flashtrie_cli import __version__, commands
+from flashtrie_cli.commands.arguments import convert_plainly
 from flashtrie_cli.errors import FlashtrieError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
@@ -49,18 +53,30 @@ def _root(
     pass
 
 
-def _register_commands() -> None:
-    """Every module of `commands` with a `command` function is a subcommand of the module's name."""
-    names = sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
+def _register_commands(arguments: list[str]) -> None:
+    """Every module of `commands` with a `command` function is a subcommand of the module's name.
+
+    A command that is named is the only one to be registered. Else what is asked for is help, or a command that does not
+    exist, for which names and first lines will do: to work out the options of all takes 60 ms.
+    """
+    names = {module.name for module in pkgutil.iter_modules(commands.__path__)}
+    wanted = names.intersection(arguments[:1]) or names
     order = {name: at for at, name in enumerate(commands.ORDER)}
-    for name in sorted(names, key=lambda name: order.get(name, len(order))):
+    for name in sorted(wanted, key=lambda name: (order.get(name, len(order)), name)):
         module = importlib.import_module(f"flashtrie_cli.commands.{name}")
         function = getattr(module, "command", None)
         if function is not None:
-            app.command(name)(function)
+            app.command(name)(function if wanted != names else _listed(function))
 
 
-_register_commands()
+def _listed(function: Callable[..., None]) -> Callable[[], None]:
+    """A command that can be listed, but not run."""
+
+    def command() -> None:
+        raise AssertionError("listed only")
+
+    command.__doc__ = function.__doc__
+    return command
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -112,7 +128,10 @@ def _prepare_streams() -> None:
 
 def _run(arguments: list[str]) -> int:
     """One subcommand, without click's own ``main``, which swallows closed pipes and interrupts; its exit code."""
+    _register_commands(arguments)
     command = typer.main.get_command(app)
+    for each in (command, *getattr(command, "commands", {}).values()):
+        convert_plainly(each)
     try:
         with command.make_context("flashtrie", arguments or ["--help"]) as context:
             command.invoke(context)
@@ -127,6 +146,8 @@ def main() -> None:
 
     _prepare_streams()
     _catch_signals()
+    # Numpy's linear algebra, which no command uses, would start a thread a processor when numpy is imported.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         code = _run(sys.argv[1:])
         with writing_to_stdout():

@@ -158,6 +158,7 @@ def test_the_front_is_light(module: str) -> None:
         "io",
         "os",
         "pkgutil",
+        "re",
         "signal",
         "sys",
         "traceback",

@@ -1,8 +1,8 @@
 // One query on a GPU, from host arrays to host arrays, with nothing between them but a launch.
 //
 // The grid is copied to memory that the kernel reads over the bus, the kernel launched through the driver, and its answer
-// taken from mapped memory word by word as it arrives: every word of it stands at kUnwritten before, which no answer
-// holds, so there is no flag to wait for, and no event.
+// taken from mapped memory. A small one is taken word by word as it arrives: every word of it stands at kUnwritten before,
+// which no answer holds, so there is no flag to wait for, and no event. A large one is taken when the stream has ended.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -33,6 +33,7 @@ struct GpuLaunch {
   void *function, *stream;
   void* events[2];  // recorded before and behind the kernel; null: none
   unsigned num_blocks, num_threads, shared_bytes;
+  size_t tokens_at, logprobs_at;  // where a record says where the grid is
   std::vector<unsigned char> records[2];
 };
 
@@ -55,8 +56,9 @@ class GpuQuery {
   GpuQuery(const GpuDriver& driver, GpuLaunch launch, void* tokens, size_t token_bytes, void* logprobs,
            size_t logprob_bytes, const GpuAnswer& first, const GpuAnswer& second, uint32_t most_hits, uint32_t most_tokens);
 
-  // Enqueues the search of this grid, which is copied. The driver's code, 0 where all is well.
-  int start(const void* tokens, const void* logprobs);
+  // Enqueues the search of this grid, which is copied, but where the kernel reaches it by itself; then it must stay as it
+  // is. The driver's code, 0 where all is well.
+  int start(const void* tokens, const void* logprobs, bool are_mapped);
 
   // Waits for what was started and copies it out. Throws GpuError where the kernel fails, and whatever `interrupted`,
   // called now and then, throws; nothing is under way afterwards.
@@ -73,15 +75,17 @@ class GpuQuery {
   void take(const uint32_t* from, uint32_t count, const Take& take);
   uint32_t word(const uint32_t* at);
   void wait();
+  void wait_for_end();
   void clear(const GpuAnswer& answer, uint32_t num_hits, uint32_t num_tokens);
   void settle();
 
   GpuDriver driver_;
   GpuLaunch launch_;
-  void *tokens_, *logprobs_;
+  unsigned char *tokens_, *logprobs_;
   size_t token_bytes_, logprob_bytes_;
   GpuAnswer answers_[2];
   uint32_t most_hits_, most_tokens_;
+  bool is_watched_;  // an answer's words, as they arrive
   uint32_t used_hits_ = 0, used_tokens_ = 0;  // of the other answer: words to clear
   int turn_ = 0;
   bool is_running_ = false;

@@ -1,6 +1,7 @@
 #include "trie.hpp"
 
 #include "fan_outs.hpp"
+#include "louds_cuts.hpp"
 #include "threads.hpp"
 
 namespace flashtrie {
@@ -29,30 +30,42 @@ uint32_t checked_label(const TrieView& trie, uint32_t node) {
 
 }  // namespace
 
-std::vector<uint16_t> restore_labels(const uint64_t* louds, uint64_t num_nodes, const uint16_t* label_delta) {
-  std::vector<uint16_t> labels(num_nodes);
-  FanOuts fan_outs(louds, 2 * num_nodes - 1);
-  uint64_t child = 1;
-  for (uint64_t node = 0; node < num_nodes; ++node) {
-    const uint64_t last = child + fan_outs.next();
-    if (last > num_nodes) refuse("louds has more children than nodes");
-    for (uint16_t label = 0; child < last; ++child) labels[child] = label = static_cast<uint16_t>(label + label_delta[child]);
-  }
+Restored<uint16_t> restore_labels(const uint64_t* louds, uint64_t num_nodes, const uint16_t* label_delta, int num_threads) {
+  Restored<uint16_t> labels(num_nodes);
+  const std::vector<LoudsCut> cuts = cut_louds(louds, num_nodes, num_threads);
+  if (cuts.size() == 2) std::fill(labels.begin(), labels.end(), 0);  // louds may have fewer children than nodes
+  parallel_for(cuts.size() - 1, 1, num_threads, [&](int, uint64_t piece, uint64_t) {
+    FanOuts fan_outs(louds, 2 * num_nodes - 1, cuts[piece].position);
+    uint64_t child = cuts[piece].child;
+    if (piece == 0) labels[0] = 0;
+    for (uint64_t node = cuts[piece].node; node < cuts[piece + 1].node; ++node) {
+      const uint64_t last = child + fan_outs.next();
+      if (last > num_nodes) refuse("louds has more children than nodes");
+      for (uint16_t label = 0; child < last; ++child) labels[child] = label = static_cast<uint16_t>(label + label_delta[child]);
+    }
+  });
   return labels;
 }
 
-std::vector<uint64_t> restore_terminal(const uint64_t* louds, uint64_t num_nodes, const uint64_t* inner_terminal,
-                                       uint64_t num_words) {
-  std::vector<uint64_t> terminal((num_nodes + 63) / 64);
-  FanOuts fan_outs(louds, 2 * num_nodes - 1);
-  uint64_t inner = 0;
-  for (uint64_t node = 0; node < num_nodes; ++node) {
-    const bool is_leaf = fan_outs.next() == 0 && node > 0;
-    if (!is_leaf && inner >= 64 * num_words) refuse("inner_terminal is too short for its nodes");
-    const bool bit = is_leaf || test_bit(inner_terminal, inner);
-    inner += !is_leaf;
-    terminal[node >> 6] |= uint64_t(bit) << (node & 63);
-  }
+Restored<uint64_t> restore_terminal(const uint64_t* louds, uint64_t num_nodes, const uint64_t* inner_terminal,
+                                    uint64_t num_words, int num_threads) {
+  Restored<uint64_t> terminal((num_nodes + 63) / 64);
+  const std::vector<LoudsCut> cuts = cut_louds(louds, num_nodes, num_threads);
+  parallel_for(cuts.size() - 1, 1, num_threads, [&](int, uint64_t piece, uint64_t) {
+    FanOuts fan_outs(louds, 2 * num_nodes - 1, cuts[piece].position);
+    uint64_t inner = cuts[piece].num_inner, word = 0;
+    const uint64_t end = cuts[piece + 1].node;
+    for (uint64_t node = cuts[piece].node; node < end; ++node) {
+      const bool is_leaf = fan_outs.next() == 0 && node > 0;
+      if (!is_leaf && inner >= 64 * num_words) refuse("inner_terminal is too short for its nodes");
+      const bool bit = is_leaf || test_bit(inner_terminal, inner);
+      inner += !is_leaf;
+      word |= uint64_t(bit) << (node & 63);
+      if ((node & 63) != 63 && node + 1 < end) continue;
+      terminal[node >> 6] = word;
+      word = 0;
+    }
+  });
   return terminal;
 }
 
@@ -64,7 +77,7 @@ Trie::Trie(const TrieArrays& arrays, int num_threads) {
   view_.high_width = arrays.high_width;
   view_.high_flags = arrays.high_width > 0 ? arrays.high_flags : nullptr;
   view_.high_bits = arrays.high_bits;
-  derive_lines(arrays);
+  derive_lines(arrays, num_threads);
   view_.lines = lines_.data();
   view_.wide = wide_.data();
   find_levels();
@@ -72,15 +85,49 @@ Trie::Trie(const TrieArrays& arrays, int num_threads) {
   index_root();
 }
 
-void Trie::derive_lines(const TrieArrays& arrays) {
+// What a thread finds of its part of the nodes.
+struct Trie::LinesPart {
+  uint64_t terminals = 0, highs = 0;  // before it
+  uint64_t end_child = 0, end_position = 0;
+  std::vector<uint32_t> wide;
+};
+
+void Trie::derive_lines(const TrieArrays& arrays, int num_threads) {
   const uint64_t num_nodes = arrays.num_nodes;
-  const uint64_t num_bits = 2 * num_nodes - 1;
   lines_.resize((num_nodes + 63) / 64);
-  FanOuts fan_outs(arrays.louds, num_bits);
+  const std::vector<LoudsCut> cuts = cut_louds(arrays.louds, num_nodes, num_threads);
+  std::vector<LinesPart> parts(cuts.size());
+  for (size_t piece = 0; piece + 1 < cuts.size(); ++piece) {
+    LinesPart& next = parts[piece + 1] = {parts[piece].terminals, parts[piece].highs, 0, 0, {}};
+    for (uint64_t at = cuts[piece].node / kLineNodes; at * kLineNodes < cuts[piece + 1].node; ++at) {
+      next.terminals += popcount64(arrays.terminal[at]);
+      if (arrays.high_width > 0) next.highs += popcount64(arrays.high_flags[at]);
+    }
+  }
+  parallel_for(cuts.size() - 1, 1, num_threads, [&](int, uint64_t piece, uint64_t) {
+    derive_lines(arrays, cuts[piece], cuts[piece + 1].node, parts[piece]);
+  });
+  for (size_t piece = 0; piece + 1 < cuts.size(); ++piece) {
+    const uint32_t before = static_cast<uint32_t>(wide_.size() / kWideStride);
+    wide_.insert(wide_.end(), parts[piece].wide.begin(), parts[piece].wide.end());
+    if (before == 0 || parts[piece].wide.empty()) continue;
+    for (uint64_t at = cuts[piece].node / kLineNodes; at * kLineNodes < cuts[piece + 1].node; ++at)
+      if (lines_[at].wide != kNotWide) lines_[at].wide += before;
+  }
+  const LinesPart& last = parts[cuts.size() - 2];
+  if (last.end_child != num_nodes || last.end_position != 2 * num_nodes - 1) refuse("louds has fewer children than nodes");
+  view_.num_keys = static_cast<uint32_t>(parts.back().terminals);
+  if (arrays.high_width > 0 && (parts.back().highs * arrays.high_width + 63) / 64 + kSpareWords > arrays.high_words)
+    refuse("label_high is too short for its flags");
+}
+
+// The lines of the nodes from a cut on, to `end_node`.
+void Trie::derive_lines(const TrieArrays& arrays, const LoudsCut& cut, uint64_t end_node, LinesPart& part) {
+  const uint64_t num_nodes = arrays.num_nodes;
+  FanOuts fan_outs(arrays.louds, 2 * num_nodes - 1, cut.position);
   uint32_t row[kWideStride];
-  uint64_t child = 1;
-  uint64_t terminals = 0, highs = 0;
-  for (uint64_t at = 0; at < lines_.size(); ++at) {
+  uint64_t child = cut.child, terminals = part.terminals, highs = part.highs;
+  for (uint64_t at = cut.node / kLineNodes; at * kLineNodes < end_node; ++at) {
     const uint64_t begin = at * kLineNodes;
     const int count = static_cast<int>(std::min<uint64_t>(kLineNodes, num_nodes - begin));
     const uint64_t first_bit = fan_outs.position();
@@ -104,8 +151,8 @@ void Trie::derive_lines(const TrieArrays& arrays) {
     }
     for (int i = count; i < kWideStride; ++i) row[i] = static_cast<uint32_t>(child);
     if (fan_outs.position() - first_bit > kWideBits) {
-      line.wide = static_cast<uint32_t>(wide_.size() / kWideStride);
-      wide_.insert(wide_.end(), row, row + kWideStride);
+      line.wide = static_cast<uint32_t>(part.wide.size() / kWideStride);
+      part.wide.insert(part.wide.end(), row, row + kWideStride);
     }
     if (line.leaf & ~line.terminal & ~uint64_t(at == 0)) refuse("a node has neither children nor a key");
     terminals += popcount64(line.terminal);
@@ -114,10 +161,8 @@ void Trie::derive_lines(const TrieArrays& arrays) {
       highs += popcount64(arrays.high_flags[at]);
     }
   }
-  if (child != num_nodes || fan_outs.position() != num_bits) refuse("louds has fewer children than nodes");
-  view_.num_keys = static_cast<uint32_t>(terminals);
-  if (arrays.high_width > 0 && (highs * arrays.high_width + 63) / 64 + kSpareWords > arrays.high_words)
-    refuse("label_high is too short for its flags");
+  part.end_child = child;
+  part.end_position = fan_outs.position();
 }
 
 void Trie::find_levels() {

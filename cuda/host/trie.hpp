@@ -1,6 +1,8 @@
 // The opened trie: checks the stored arrays once, derives the directories, and hands out a TrieView.
 #pragma once
 #include <cstdint>
+#include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -35,11 +37,29 @@ constexpr int kMaxHighWidth = 15;
 constexpr uint64_t kMaxDepth = 65535;
 constexpr uint64_t kMaxNodes = 0xffffffffull;
 
+// An array that is not filled before it is written: so the threads that write it are those that get its memory.
+template <typename T>
+struct Unfilled : std::allocator<T> {
+  template <typename U>
+  struct rebind {
+    using other = Unfilled<U>;
+  };
+  template <typename U>
+  void construct(U* at) {
+    ::new (static_cast<void*>(at)) U;
+  }
+};
+template <typename T>
+using Restored = std::vector<T, Unfilled<T>>;
+
 // From the compact sections to the resident ones: labels from their differences, terminal bits from those of the
 // nodes with children. Arrays as in TrieArrays; throws InvalidTrie when louds and they do not fit together.
-std::vector<uint16_t> restore_labels(const uint64_t* louds, uint64_t num_nodes, const uint16_t* label_delta);
-std::vector<uint64_t> restore_terminal(const uint64_t* louds, uint64_t num_nodes, const uint64_t* inner_terminal,
-                                       uint64_t num_words);
+Restored<uint16_t> restore_labels(const uint64_t* louds, uint64_t num_nodes, const uint16_t* label_delta,
+                                  int num_threads = 1);
+Restored<uint64_t> restore_terminal(const uint64_t* louds, uint64_t num_nodes, const uint64_t* inner_terminal,
+                                    uint64_t num_words, int num_threads = 1);
+
+struct LoudsCut;
 
 class Trie {
  public:
@@ -61,7 +81,9 @@ class Trie {
   int depth() const { return static_cast<int>(level_starts_.size()) - 2; }
 
  private:
-  void derive_lines(const TrieArrays& arrays);
+  struct LinesPart;
+  void derive_lines(const TrieArrays& arrays, int num_threads);
+  void derive_lines(const TrieArrays& arrays, const LoudsCut& cut, uint64_t end_node, LinesPart& part);
   void check_siblings(int num_threads);
   void find_levels();
   void index_root();

@@ -2,44 +2,12 @@
 #include <cstring>
 #include <memory>
 
-#include "bindings.hpp"
+#include "buffer.hpp"
 #include "host/gpu_query.hpp"
 #include "host/threads.hpp"
 
 namespace flashtrie {
 namespace {
-
-// A contiguous array's memory, through the buffer protocol: a fifth of the time of the array interfaces.
-class Buffer {
- public:
-  explicit Buffer(nb::handle array, bool is_written = false) {
-    if (PyObject_GetBuffer(array.ptr(), &view_, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) throw nb::python_error();
-  }
-  Buffer(nb::handle array, size_t num_bytes, bool is_written = false) {
-    if (PyObject_GetBuffer(array.ptr(), &view_, is_written ? PyBUF_WRITABLE : PyBUF_SIMPLE) != 0) throw nb::python_error();
-    if (static_cast<size_t>(view_.len) == num_bytes) return;
-    PyBuffer_Release(&view_);
-    throw std::invalid_argument("an array of another size");
-  }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { PyBuffer_Release(&view_); }
-
-  size_t size() const { return static_cast<size_t>(view_.len); }
-
-  template <typename T>
-  T* as() const {
-    return static_cast<T*>(view_.buf);
-  }
-
- private:
-  Py_buffer view_;
-};
-
-template <typename T>
-T* at(uint64_t address) {
-  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
-}
 
 // Addresses: key ids, scores, normalised scores, token ends, tokens; and three counts.
 GpuAnswer answer_at(const std::vector<uint64_t>& arrays, uint64_t counts) {
@@ -72,32 +40,34 @@ void copy_arrays(const std::vector<nb::object>& targets, const std::vector<nb::o
   });
 }
 
-void check_signals() {
-  nb::gil_scoped_acquire acquire;
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
-}
-
 }  // namespace
 
 void bind_gpu_query(nb::module_& m) {
+  m.def("note_pinned", [](uint64_t begin, uint64_t end) { pinned_ranges().add(begin, end); }, nb::arg("begin"), nb::arg("end"));
+  m.def("forget_pinned", [](uint64_t begin) { pinned_ranges().remove(begin); }, nb::arg("begin"));
   m.def("copy_arrays", &copy_arrays, nb::arg("targets"), nb::arg("sources"), nb::arg("num_threads"));
   nb::class_<GpuQuery>(m, "GpuQuery", "Searches of one query at a time on a GPU, launched without Python between.")
       .def(
           "__init__",
           [](GpuQuery* self, const std::vector<uint64_t>& driver, uint64_t function, uint64_t stream,
              const std::vector<uint64_t>& events, const std::vector<unsigned>& shape,
-             const std::vector<nb::bytes>& records, const std::vector<uint64_t>& staging,
+             const std::vector<nb::bytes>& records, const std::vector<uint64_t>& grid_at,
+             const std::vector<uint64_t>& staging,
              const std::vector<uint64_t>& staging_bytes, const std::vector<std::vector<uint64_t>>& answers,
              const std::vector<uint64_t>& counts, uint32_t most_hits, uint32_t most_tokens) {
-            if (driver.size() != 4 || events.size() != 2 || shape.size() != 3 || records.size() != 2 || staging.size() != 2 ||
+            if (driver.size() != 4 || events.size() != 2 || shape.size() != 3 || records.size() != 2 ||
+                grid_at.size() != 2 || staging.size() != 2 ||
                 staging_bytes.size() != 2 || answers.size() != 2 || counts.size() != 2)
               throw std::invalid_argument("four functions, three sizes, two of everything else");
             GpuDriver calls{};
-            calls.launch = reinterpret_cast<decltype(calls.launch)>(static_cast<uintptr_t>(driver[0]));
-            calls.query = reinterpret_cast<decltype(calls.query)>(static_cast<uintptr_t>(driver[1]));
-            calls.synchronize = reinterpret_cast<decltype(calls.synchronize)>(static_cast<uintptr_t>(driver[2]));
-            calls.record = reinterpret_cast<decltype(calls.record)>(static_cast<uintptr_t>(driver[3]));
-            GpuLaunch launch{at<void>(function), at<void>(stream), {at<void>(events[0]), at<void>(events[1])}, shape[0], shape[1], shape[2], {}};
+            set_function(calls.launch, driver[0]);
+            set_function(calls.query, driver[1]);
+            set_function(calls.synchronize, driver[2]);
+            set_function(calls.record, driver[3]);
+            GpuLaunch launch{at<void>(function), at<void>(stream), {at<void>(events[0]), at<void>(events[1])}, shape[0], shape[1], shape[2],
+                             grid_at[0], grid_at[1], {}};
+            for (const auto& record : records)
+              if (std::max(grid_at[0], grid_at[1]) + sizeof(void*) > record.size()) throw std::invalid_argument("a short record");
             for (int turn = 0; turn < 2; ++turn) {
               const auto* bytes = reinterpret_cast<const unsigned char*>(records[turn].c_str());
               launch.records[turn].assign(bytes, bytes + records[turn].size());
@@ -107,13 +77,13 @@ void bind_gpu_query(nb::module_& m) {
                                 most_hits, most_tokens);
           },
           nb::kw_only(), nb::arg("driver"), nb::arg("function"), nb::arg("stream"), nb::arg("events"), nb::arg("shape"), nb::arg("records"),
-          nb::arg("staging"), nb::arg("staging_bytes"), nb::arg("answers"), nb::arg("counts"), nb::arg("most_hits"),
+          nb::arg("grid_at"),          nb::arg("staging"), nb::arg("staging_bytes"), nb::arg("answers"), nb::arg("counts"), nb::arg("most_hits"),
           nb::arg("most_tokens"))
       .def(
           "start",
           [](GpuQuery& self, nb::handle tokens, nb::handle logprobs) {
             const Buffer from_tokens(tokens, self.token_bytes()), from_logprobs(logprobs, self.logprob_bytes());
-            return self.start(from_tokens.as<void>(), from_logprobs.as<void>());
+            return self.start(from_tokens.as<void>(), from_logprobs.as<void>(), are_pinned(from_tokens, from_logprobs));
           },
           nb::arg("tokens"), nb::arg("logprobs"), "The driver's code; 0 where the search is under way.")
       .def(

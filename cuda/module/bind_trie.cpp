@@ -55,21 +55,21 @@ void bind_trie(nb::module_& m) {
       });
   m.def(
       "restore_labels",
-      [](Array<uint64_t> louds, uint64_t num_nodes, Array<uint16_t> label_delta) {
+      [](Array<uint64_t> louds, uint64_t num_nodes, Array<uint16_t> label_delta, int num_threads) {
         check_louds(louds, num_nodes);
         if (label_delta.size() < num_nodes) throw InvalidTrie("label_delta is too short for its nodes");
-        return to_numpy(without_gil([&] { return restore_labels(louds.data(), num_nodes, label_delta.data()); }));
+        return to_numpy(without_gil([&] { return restore_labels(louds.data(), num_nodes, label_delta.data(), num_threads); }));
       },
-      nb::arg("louds"), nb::arg("num_nodes"), nb::arg("label_delta"));
+      nb::arg("louds"), nb::arg("num_nodes"), nb::arg("label_delta"), nb::arg("num_threads"));
   m.def(
       "restore_terminal",
-      [](Array<uint64_t> louds, uint64_t num_nodes, Array<uint64_t> inner_terminal) {
+      [](Array<uint64_t> louds, uint64_t num_nodes, Array<uint64_t> inner_terminal, int num_threads) {
         check_louds(louds, num_nodes);
         return to_numpy(without_gil([&] {
-          return restore_terminal(louds.data(), num_nodes, inner_terminal.data(), inner_terminal.size());
+          return restore_terminal(louds.data(), num_nodes, inner_terminal.data(), inner_terminal.size(), num_threads);
         }));
       },
-      nb::arg("louds"), nb::arg("num_nodes"), nb::arg("inner_terminal"));
+      nb::arg("louds"), nb::arg("num_nodes"), nb::arg("inner_terminal"), nb::arg("num_threads"));
   nb::class_<PyTrie>(m, "Trie", "The resident trie: stored arrays, checked, with their directories.")
       .def(
           "__init__",

@@ -21,10 +21,11 @@ template <typename T>
 using NumpyArray = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
 
 // A numpy array that owns what `values` held.
-template <typename T>
-NumpyArray<T> to_numpy(std::vector<T>&& values) {
-  auto* kept = new std::vector<T>(std::move(values));
-  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+template <typename T, typename Allocator>
+NumpyArray<T> to_numpy(std::vector<T, Allocator>&& values) {
+  using Values = std::vector<T, Allocator>;
+  auto* kept = new Values(std::move(values));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<Values*>(p); });
   return NumpyArray<T>(kept->data(), {kept->size()}, owner);
 }
 
@@ -55,6 +56,7 @@ void bind_build(nb::module_& m);
 void bind_query(nb::module_& m);
 void bind_search(nb::module_& m);
 void bind_gpu_query(nb::module_& m);
+void bind_gpu_batch(nb::module_& m);
 void bind_baselines(nb::module_& m);
 void bind_parse(nb::module_& m);
 void bind_draft(nb::module_& m);

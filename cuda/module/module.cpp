@@ -9,6 +9,7 @@ NB_MODULE(_native, m) {
   flashtrie::bind_query(m);
   flashtrie::bind_search(m);
   flashtrie::bind_gpu_query(m);
+  flashtrie::bind_gpu_batch(m);
   flashtrie::bind_baselines(m);
   flashtrie::bind_parse(m);
   flashtrie::bind_draft(m);

@@ -22,7 +22,7 @@ from flashtrie_cli.bench.request import parse_counts
 from flashtrie_cli.bench.workloads import Workload, own_index, synthetic
 
 ROOT = Path(__file__).resolve().parents[2]
-HOST = ("trie", "search", "expander", "scan", "step_row", "child_ranges", "baseline_marisa_opt")
+HOST = ("trie", "louds_cuts", "search", "expander", "scan", "step_row", "child_ranges", "baseline_marisa_opt")
 OPTIONS = ("-std=c++20", "-O3", "-march=x86-64-v2", "-ffp-contract=off", "-pthread")
 SYSTEMS = (
     "cpu",

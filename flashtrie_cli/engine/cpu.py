@@ -49,9 +49,9 @@ class CpuEngine:
         module, count = self._native, stored.num_stored
         labels, terminal = stored.label_low, stored.terminal
         if labels is None:
-            labels = module.restore_labels(stored.louds, count, stored.label_delta)
+            labels = module.restore_labels(stored.louds, count, stored.label_delta, self.threads)
         if terminal is None:
-            terminal = module.restore_terminal(stored.louds, count, stored.inner_terminal)
+            terminal = module.restore_terminal(stored.louds, count, stored.inner_terminal, self.threads)
         parts = (stored.louds, terminal, labels, stored.high_flags, stored.label_high)
         if stored.tails is not None:
             parts = self._unfolded(stored, stored.tails, *parts)

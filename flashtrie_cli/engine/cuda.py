@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from flashtrie_cli.engine.cpu import CpuEngine
 from flashtrie_cli.engine.cuda_arrays import DeviceGrids, DeviceResults, DeviceSearch
-from flashtrie_cli.engine.cuda_loader import open_device
+from flashtrie_cli.engine.cuda_loader import open_device, require_driver
 from flashtrie_cli.engine.cuda_pinned import pinned_empty
 from flashtrie_cli.engine.cuda_pipeline import HostPipeline
 from flashtrie_cli.engine.cuda_single import SingleQuery
@@ -34,8 +34,9 @@ class CudaEngine(CpuEngine):
     name = "cuda"
 
     def __init__(self, stored: StoredTrie, *, threads: int = 1, device: int = 0):
+        require_driver()
+        super().__init__(stored, threads=threads)  # while the driver starts (``cuda_start``)
         self.device = open_device(device)
-        super().__init__(stored, threads=threads)
         self._upload()
 
     def _upload(self) -> None:

@@ -39,8 +39,8 @@ _devices: dict[int, Device] = {}
 _modules: dict[tuple[int, str], Any] = {}
 
 
-def driver() -> Any:
-    """``pycuda.driver``, initialised. EngineUnavailable without a driver, PyCUDA or a device."""
+def require_driver() -> Any:
+    """``pycuda.driver``, which need not be initialised. EngineUnavailable without a driver or PyCUDA."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -55,6 +55,12 @@ def driver() -> Any:
         raise EngineUnavailable(
             f"PyCUDA cannot be imported: {error}", hint="reinstall it against this machine's CUDA toolkit"
         ) from None
+    return cuda
+
+
+def driver() -> Any:
+    """``pycuda.driver``, initialised. EngineUnavailable without a driver, PyCUDA or a device."""
+    cuda = require_driver()
     try:
         cuda.init()
         count = cuda.Device.count()

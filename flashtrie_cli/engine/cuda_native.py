@@ -17,6 +17,8 @@ from flashtrie_cli.engine.cuda_launch import check, driver
 from flashtrie_cli.errors import EngineUnavailable
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+_DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 
 
 class _KernelNode(ctypes.Structure):
@@ -55,30 +57,68 @@ def driver_calls() -> list[int]:
     return [int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0) for name in names]
 
 
+def batch_calls() -> list[int]:
+    """The same, as ``GpuBatch`` takes them. EngineUnavailable where one is missing."""
+    library = driver()
+    names = (
+        "cuLaunchKernel", "cuEventRecord", "cuEventQuery", "cuStreamWaitEvent", "cuMemcpyHtoDAsync_v2",
+        "cuMemcpyDtoHAsync_v2", "cuStreamSynchronize",
+    )  # fmt: skip
+    try:
+        return [int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0) for name in names]
+    except AttributeError as error:
+        raise EngineUnavailable(f"the NVIDIA driver is too old: {error}", hint="--engine cpu") from None
+
+
+class NativeEvent:
+    """An event of the driver's own, since PyCUDA keeps what its events are to itself."""
+
+    def __init__(self, *, has_time: bool = False):
+        event = ctypes.c_void_p()
+        check(
+            driver().cuEventCreate(ctypes.byref(event), 0 if has_time else _DISABLE_TIMING), "cuEventCreate"
+        )
+        self.handle = int(event.value or 0)
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", 0):
+            driver().cuEventDestroy_v2(ctypes.c_void_p(self.handle))
+
+
+class NativeStream:
+    """A stream that does not wait for the default one. ``is_urgent``: its kernels get the first free place."""
+
+    def __init__(self, *, is_urgent: bool = False):
+        least, greatest, stream = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
+        code = driver().cuCtxGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(greatest))
+        check(code, "cuCtxGetStreamPriorityRange")
+        priority = greatest if is_urgent else least
+        code = driver().cuStreamCreateWithPriority(ctypes.byref(stream), _NON_BLOCKING, priority)
+        check(code, "cuStreamCreateWithPriority")
+        self.handle = int(stream.value or 0)
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", 0):
+            driver().cuStreamDestroy_v2(ctypes.c_void_p(self.handle))
+
+
 class KernelClock:
-    """Two events of the driver's own, since PyCUDA keeps what its events are to itself."""
+    """Two events around kernels."""
 
     def __init__(self) -> None:
-        self._events = ctypes.c_void_p(), ctypes.c_void_p()
-        for event in self._events:
-            check(driver().cuEventCreate(ctypes.byref(event), 0), "cuEventCreate")
+        self._events = NativeEvent(has_time=True), NativeEvent(has_time=True)
 
     @property
     def handles(self) -> list[int]:
-        return [int(event.value or 0) for event in self._events]
+        return [event.handle for event in self._events]
 
     def elapsed_ns(self) -> int:
         """From the first event to the second, once that is over."""
-        begun, ended = self._events
+        begun, ended = (ctypes.c_void_p(handle) for handle in self.handles)
         milliseconds = ctypes.c_float()
         check(driver().cuEventSynchronize(ended), "cuEventSynchronize")
         check(driver().cuEventElapsedTime(ctypes.byref(milliseconds), begun, ended), "cuEventElapsedTime")
         return int(1e6 * milliseconds.value)
-
-    def __del__(self) -> None:
-        for event in self._events:
-            if event.value:
-                driver().cuEventDestroy_v2(event)
 
 
 def gpu_query(

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flashtrie_cli.engine.cpu_extension import native
 from flashtrie_cli.errors import EngineUnavailable
-
-_ranges: dict[int, int] = {}
 
 
 def pinned(length: int, dtype: Any) -> tuple[npt.NDArray[Any], int]:
@@ -25,18 +24,9 @@ def pinned(length: int, dtype: Any) -> tuple[npt.NDArray[Any], int]:
 
 
 def pinned_empty(shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
-    """An array in pinned memory. Grids that lie in such arrays are not copied on the host before they go over."""
+    """An array in pinned memory. The extension knows of it, and does not copy grids in it before they go over."""
     array, _ = pinned(int(np.prod(shape)), dtype)
-    begin = array.ctypes.data
-    _ranges[begin] = begin + array.nbytes
-    weakref.finalize(array.base, _ranges.pop, begin, None)
+    begin, module = array.ctypes.data, native()
+    module.note_pinned(begin, begin + array.nbytes)
+    weakref.finalize(array.base, module.forget_pinned, begin)
     return array[: int(np.prod(shape))].reshape(shape)
-
-
-def is_pinned(array: npt.NDArray[Any]) -> bool:
-    """Whether an array lies in one that ``pinned_empty`` made."""
-    if not _ranges:
-        return False
-    address = array.__array_interface__["data"][0]  # `ctypes.data` takes ten microseconds
-    ranges = _ranges.copy()  # the collector may take one out at any time
-    return any(begin <= address and address + array.nbytes <= end for begin, end in ranges.items())

@@ -1,30 +1,47 @@
-"""Searches of batches from host arrays to host arrays: three lanes take turns, so that copies and kernels overlap.
+"""Searches of batches from host arrays to host arrays: lanes take turns, so that copies and kernels overlap.
 
 Answers come to pinned memory that the caller then owns (``cuda_slabs``), each array at its place in the answer of the
-whole batch: the host copies nothing.
+whole batch: the host copies nothing. The extension drives it all (``cuda/host/gpu_batch.hpp``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from flashtrie_cli.engine import cuda_native
+from flashtrie_cli.engine.cpu import native
 from flashtrie_cli.engine.cuda_lane import Answer, Lane, answer_parts
-from flashtrie_cli.engine.cuda_native import copy_arrays
-from flashtrie_cli.engine.cuda_pinned import is_pinned
+from flashtrie_cli.engine.cuda_layout import NO_SLOT, PACKED
+from flashtrie_cli.engine.cuda_session import launch_planner
 from flashtrie_cli.engine.cuda_slabs import LENT_SLABS, SlabParts, SlabPool
 from flashtrie_cli.engine.cuda_trie import DeviceTrie
+from flashtrie_cli.engine.protocol import bad_logprob_message
+from flashtrie_cli.errors import EngineUnavailable, InputError
 from flashtrie_cli.query.plan import SearchPlan
 from flashtrie_cli.query.results import SearchResults
 
-_NUM_LANES = 3
-_CHUNK_QUERIES = 1056
+_NUM_LANES = 4
+_CHUNK_WAVES = 1
+"""A chunk has so many times the queries that the GPU works on at once: enough to hide what a chunk costs the host."""
+
+_FIRST_SHARE = 4
+"""The first and the last chunk have a part of them only."""
+
+_DIRECT_WAVES = 1
+"""The last answers of a batch, of so many times those queries at most, are packed straight to their places: nothing is
+left to hide their way through the copy engine, for which the host has to be told how many there are."""
+
 _CHUNK_BYTES = 32 << 20
-"""Of a chunk's grids, and of its answers at most: enough to hide the launch and to fill the bus."""
+"""Of a chunk's grids, and of its answers at most."""
+
+_ORDERED_BYTES = 4 << 20
+"""Of a chunk's grids, from which on the chunks go over one after the other: those of several streams share the bus, and
+one that was asked for later may be there first."""
 
 _ROUND_BYTES = 1 << 30
 """Of the answers at most that are in pinned memory at once; a larger batch goes in rounds, and is copied."""
@@ -32,15 +49,14 @@ _ROUND_BYTES = 1 << 30
 _MIN_LENT_BYTES = 256 << 10
 """A smaller answer is copied, and its slab free for the next one."""
 
-_RESERVED = 2
-"""Multiprocessors that the search of a chunk leaves alone: it would take every place there is as the chunk before ends,
-and keep the packing of that one waiting (measured on an H200)."""
+_KEPT_PROGRAMS = 64
+_MANY = 1 << 30
 
 
 def chunks(num_queries: int, first: int, most: int) -> Iterator[int]:
     """How a batch is cut: small chunks at both ends, since nothing hides the first copies and the last ones.
 
-    ``first``: queries that the GPU works on at once; ``most``: that a chunk may have. Sizes double towards the middle.
+    ``first``: queries of the smallest; ``most``: that a chunk may have. Sizes double towards the middle.
     """
     first = min(first, most)
     ramp: list[int] = []
@@ -67,58 +83,109 @@ class HostPipeline:
         self._hits, self._depth = plan.result_limit, min(num_steps, trie.depth)
         grid_bytes = num_steps * num_slots * (tokens.itemsize + logprobs.itemsize)
         self._answer_bytes = plan.result_limit * (20 + 4 * self._depth)
-        self._most = max(min(_CHUNK_QUERIES, _CHUNK_BYTES // max(grid_bytes, self._answer_bytes)), 1)
+        at_once = launch_planner(trie, num_steps, num_slots, plan)(_MANY).num_groups
+        most = min(int(_CHUNK_WAVES * at_once), _CHUNK_BYTES // max(grid_bytes, self._answer_bytes))
+        self._most, self._first, self._at_once = max(most, 1), max(at_once // _FIRST_SHARE, 1), at_once
         self._capacity = min(num_queries, self._most)
-        # Nothing here refers back to the pipeline, or to the first batch: device memory goes when its last owner goes,
-        # and not when cycles are collected, maybe on a thread where the driver has no context.
-        self._make = partial(
-            Lane,
-            trie,
-            self._capacity,
-            num_steps,
-            num_slots,
-            plan,
-            (tokens.dtype, logprobs.dtype),
-            threads=threads,
-        )
-        self._lanes = [self._make()]
-        self._first_chunk = self._lanes[0].session.num_groups(self._most, reserved=_RESERVED)
+        types = tokens.dtype, logprobs.dtype
+        self._lanes = [
+            Lane(trie, self._capacity, num_steps, num_slots, plan, types)
+            for _ in range(self._num_lanes(num_queries))
+        ]
+        self._is_staged = False  # whether there is memory to copy grids to
+        self._handles: dict[str, int] = {}  # of kernels
+        self._programs: dict[int, Any] = {}  # by number of queries
         self._parts: dict[int, SlabParts] = {}  # of the number of queries that there were last
         self._small: tuple[int, Answer] | None = (
             None  # the last small answer's room, and for how many queries
         )
-        self._last: Lane | None = None  # with the last chunk of the rounds so far
-        self._clock: tuple[Any, Any] | tuple[None, None] = None, None
-        if times_kernels:
-            import pycuda.driver as cuda
+        self._clock = cuda_native.KernelClock() if times_kernels else None
+        self._native = self._open(tokens, logprobs)
+        trie.device.context.synchronize()  # what was begun on the default stream, for which these do not wait
 
-            self._clock = cuda.Event(), cuda.Event()
+    def _open(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> Any:
+        import pycuda.driver as cuda
+
+        self._totals = cuda.mem_alloc(48)
+        cuda.memset_d8(self._totals, 0, 48)
+        self._recorder, self._upload_stream = cuda.Stream(), cuda_native.NativeStream()
+        session, record = self._lanes[0].session, np.zeros((), PACKED)
+        query = tokens[0].size
+        return native().GpuBatch(
+            driver=cuda_native.batch_calls(),
+            lane_queries=self._capacity,
+            ordered_bytes=_ORDERED_BYTES,
+            upload_stream=self._upload_stream.handle,
+            grid_bytes=[query * tokens.itemsize, query * logprobs.itemsize],
+            totals=[int(self._totals) + 16 * at for at in range(3)],
+            pack=self._handle("pack_hits", lambda stream: session.pack(record, 1, stream)),
+            events=self._clock.handles if self._clock else [0, 0],
+            lanes=[lane.addresses for lane in self._lanes],
+        )
+
+    def _handle(self, kernel: str, launch: Callable[[Any], None]) -> int:
+        """The driver's handle of the kernel that this launches on a stream."""
+        handle = self._handles.get(kernel)
+        if handle is None:
+            stream = self._recorder
+            handle = cuda_native.function_handle(lambda: launch(stream), int(stream.handle))
+            self._handles[kernel] = handle
+        return handle
+
+    def _sizes(self, num_queries: int) -> list[int]:
+        return list(chunks(num_queries, self._first, self._most))
+
+    def _num_lanes(self, num_queries: int) -> int:
+        return min(len(self._sizes(num_queries)), _NUM_LANES)
+
+    def holds(self, num_queries: int) -> bool:
+        """Whether the buffers suit a batch of this size."""
+        suits = num_queries <= self._capacity or self._capacity == self._most
+        return suits and self._num_lanes(num_queries) <= len(self._lanes)
+
+    def _program(self, num_queries: int) -> Any:
+        """The launches of a batch."""
+        program = self._programs.get(num_queries)
+        if program is not None:
+            return program
+        program = native().GpuChunks()
+        sizes = self._sizes(num_queries)
+        left = num_queries
+        for number, size in enumerate(sizes):
+            lane = self._lanes[number % len(self._lanes)]
+            launch, record = lane.session.prepare(*lane.grids, size, batch_size=num_queries)
+            is_direct = left <= max(int(_DIRECT_WAVES * self._at_once), sizes[-1])
+            left -= size
+            program.add(
+                num_queries=size, function=self._handle(launch.kernel, partial(_launch, lane, size, num_queries)),
+                num_blocks=launch.num_groups * launch.blocks_per_group, num_threads=launch.num_threads,
+                shared_bytes=launch.shared_bytes, is_direct=is_direct, record=record,
+            )  # fmt: skip
+        if len(self._programs) >= _KEPT_PROGRAMS:
+            self._programs.clear()
+        self._programs[num_queries] = program
+        return program
 
     @property
     def last_kernel_ns(self) -> int:
         """From the beginning of the last search's first kernel to the end of its last; 0 where it is not taken."""
-        begun, ended = self._clock
-        return int(1e6 * ended.time_since(begun)) if ended is not None else 0
-
-    def holds(self, num_queries: int) -> bool:
-        """Whether the buffers suit a batch of this size."""
-        return num_queries <= self._capacity or self._capacity == self._most
+        return self._clock.elapsed_ns() if self._clock else 0
 
     def search(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any]) -> SearchResults:
         """Results of grids [queries, steps, slots] of the shape and types that the pipeline was made for."""
+        num_queries = len(tokens)
         at_once = max(_ROUND_BYTES // self._answer_bytes, 1)
-        self._last = None
-        if len(tokens) > at_once:
+        if num_queries > at_once:
             return self._in_rounds(tokens, logprobs, at_once)
-        results = self._round(tokens, logprobs, 0, (0, 0))
-        if len(tokens) * self._answer_bytes <= _MIN_LENT_BYTES:
-            return SearchResults(*(array.copy() for array in vars(results).values()))
+        results = self._round(tokens, logprobs)
+        room = num_queries * self._answer_bytes
+        if room <= _MIN_LENT_BYTES:
+            return SearchResults(*[array.copy() for array in vars(results).values()])
         used = results.num_hits * 20 + 4 * len(results.tokens)
-        room = len(tokens) * self._answer_bytes
         if used >= max(room // 2, _MIN_LENT_BYTES) and self._slabs.num_lent <= LENT_SLABS:
             return results
         copies = [np.empty_like(array) for array in vars(results).values()]
-        copy_arrays(copies, vars(results).values(), self._threads)
+        cuda_native.copy_arrays(copies, vars(results).values(), self._threads)
         return SearchResults(*copies)
 
     def _in_rounds(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], at_once: int) -> SearchResults:
@@ -132,13 +199,15 @@ class HostPipeline:
         hits = length = 0
         for first in range(0, num_queries, at_once):
             last = min(first + at_once, num_queries)
-            found = self._round(tokens[first:last], logprobs[first:last], first, (hits, length))
+            found = self._round(tokens[first:last], logprobs[first:last], first)
             end, token_end = hits + found.num_hits, length + len(found.tokens)
+            found.hit_offsets[:] += hits
+            found.token_offsets[:] += length
             targets = (
                 hit_offsets[first : last + 1], key_ids[hits:end], scores[hits:end], normalised_scores[hits:end],
                 token_offsets[hits : end + 1], flat[length:token_end],
             )  # fmt: skip
-            copy_arrays(targets, vars(found).values(), self._threads)
+            cuda_native.copy_arrays(targets, vars(found).values(), self._threads)
             hits, length = end, token_end
         return SearchResults(
             hit_offsets, key_ids[:hits], scores[:hits], normalised_scores[:hits], token_offsets[: hits + 1],
@@ -146,55 +215,50 @@ class HostPipeline:
         )  # fmt: skip
 
     def _round(
-        self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], first_query: int, before: tuple[int, int]
+        self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], first_query: int = 0
     ) -> SearchResults:
-        """Search these grids; the batch has ``first_query`` queries before them, with so many hits and tokens."""
-        num_queries = len(tokens)
-        sizes = list(chunks(num_queries, self._first_chunk, self._most))
-        while len(self._lanes) < min(len(sizes), _NUM_LANES):
-            self._lanes.append(self._make())
-        are_pinned = is_pinned(tokens) and is_pinned(logprobs)
-        reserved = _RESERVED if len(sizes) > 1 else 0
-        answer: Answer | None = None  # made once the GPU has begun to work
-        under_way: list[Lane] = []
-        begin = 0
+        """Search these grids, which begin with query ``first_query`` of the batch."""
+        query, program = self._native, self._program(len(tokens))
         try:
-            for number, size in enumerate(sizes):
-                is_last = number + 1 == len(sizes)
-                if answer is None and (is_last or number == _NUM_LANES):
-                    answer = self._answer(num_queries, first_query, before)
-                if answer is not None and len(under_way) == len(self._lanes):
-                    under_way.pop(0).deliver(answer)
-                lane, end = self._lanes[number % len(self._lanes)], begin + size
-                under_way.append(lane)
-                lane.start(
-                    tokens[begin:end], logprobs[begin:end], first_query + begin, self._last, are_pinned=are_pinned,
-                    answer=answer if is_last and first_query == 0 else None, reserved=reserved,
-                    begun=self._clock[0] if self._last is None else None, ended=self._clock[1] if is_last else None,
-                )  # fmt: skip
-                self._last, begin = lane, end
-            assert answer is not None
-            while under_way:
-                under_way.pop(0).deliver(answer)
-        finally:  # for the last answers; or after an error or Ctrl-C, so that nothing goes on writing to these buffers
-            for lane in self._lanes[: len(sizes)]:
-                lane.stream.synchronize()
-        return answer.results()
+            if not query.start(program, tokens, logprobs, self._is_staged, self._threads):
+                query.stage([lane.stage() for lane in self._lanes])
+                self._is_staged = True
+                query.start(program, tokens, logprobs, True, self._threads)
+            answer = self._answer(len(tokens), is_whole=first_query == 0)  # while the GPU is at work
+            num_hits, num_tokens, bad_query, bad_slot = query.finish(answer.addresses)
+        except RuntimeError as error:
+            raise EngineUnavailable(f"the GPU failed during the search: {error}") from None
+        except BaseException:
+            query.stop()
+            raise
+        if bad_slot != NO_SLOT:
+            self._refuse(logprobs, first_query, bad_query, bad_slot)
+        return answer.results(num_hits, num_tokens)
 
-    def _answer(self, num_queries: int, first_query: int, before: tuple[int, int]) -> Answer:
+    def _answer(self, num_queries: int, *, is_whole: bool) -> Answer:
         """Room for the answer to so many queries: on loan, but for small ones, which are always copied."""
         if self._small is not None and self._small[0] == num_queries:
-            self._small[1].num_hits = self._small[1].num_tokens = 0
             return self._small[1]
         parts = self._parts.get(num_queries)
         if parts is None:
             self._parts.clear()
-            parts = self._parts[num_queries] = answer_parts(
-                num_queries, num_queries * self._hits, self._depth
-            )
-        is_small = num_queries * self._answer_bytes <= _MIN_LENT_BYTES and first_query == 0
-        slabs = SlabPool() if is_small else self._slabs
-        answer = Answer(slabs.take(parts.num_bytes), parts, first_query, before)
+            parts = answer_parts(num_queries, num_queries * self._hits, self._depth)
+            self._parts[num_queries] = parts
+        is_small = num_queries * self._answer_bytes <= _MIN_LENT_BYTES and is_whole
+        answer = Answer((SlabPool() if is_small else self._slabs).take(parts.num_bytes), parts)
         if is_small:
             self._small = num_queries, answer
         return answer
+
+    def _refuse(
+        self, logprobs: npt.NDArray[Any], first_query: int, bad_query: int, bad_slot: int
+    ) -> NoReturn:
+        """Names the first bad log-prob, ``bad_query`` of these grids."""
+        grid = logprobs[bad_query]
+        query = first_query + bad_query
+        value = float(grid.reshape(-1)[bad_slot])
+        raise InputError(bad_logprob_message(query * grid.size + bad_slot, (query + 1, *grid.shape), value))
+
+
+def _launch(lane: Lane, num_queries: int, batch_size: int, stream: Any) -> None:
+    lane.session.launch(*lane.grids, num_queries, stream, batch_size=batch_size)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,12 @@ _MIN_SCAN_LIMIT = 1 << 14
 _SCAN_PER_SLOT = 64
 """A fan-out beyond this many times the slots is searched once per proposal: scanned labels are that much cheaper."""
 
-
 _KEPT_LAUNCHES = 64
+
+_ANY_BATCH = 1 << 30
+
+_GROUP_MEMORY = 64 << 20
+"""Of all groups of a launch: with a group a query that takes more, groups take queries in turn instead."""
 
 
 @dataclass(frozen=True)
@@ -30,28 +36,37 @@ class GridType:
     logprob_bytes: int = 4
 
 
+def launch_planner(
+    trie: DeviceTrie, num_steps: int, num_slots: int, plan: SearchPlan, kernel: str | None = None
+) -> Callable[[int], Launch]:
+    """``plan_launch`` by the number of queries alone."""
+    device = trie.device
+    shape = Shape(plan.beam_width, plan.result_limit, num_slots, min(num_steps, trie.depth))
+    return partial(
+        plan_launch, shape, arch=device.arch, num_multiprocessors=device.num_multiprocessors,
+        shared_bytes=device.shared_memory_bytes, kernel=kernel, fan_out=trie.fan_out,
+    )  # fmt: skip
+
+
 class SearchSession:
     """Searches of up to ``num_queries`` grids of one shape and plan; results stay on the device.
 
     ``launch`` only enqueues, allocates nothing and waits for nothing, so that it can be captured into a CUDA graph.
-    One launch at a time: the buffers are the session's. Raises UsageError for what the kernels cannot hold and
-    EngineUnavailable where the device is out of memory.
+    One launch at a time: the buffers are the session's. ``is_persistent``: groups take queries in turn; else each has
+    one, and leaves its place to whatever launch comes next, or is more urgent. Raises UsageError for what the kernels
+    cannot hold and EngineUnavailable where the device is out of memory.
     """
 
     def __init__(
         self, trie: DeviceTrie, num_queries: int, num_steps: int, num_slots: int, plan: SearchPlan,
-        grid: GridType = GridType(), *, kernel: str | None = None, module: Any = None,
+        grid: GridType = GridType(), *, kernel: str | None = None, module: Any = None, is_persistent: bool = True,
     ):  # fmt: skip
         self.trie = trie
         self.num_queries, self.num_steps, self.num_slots = num_queries, num_steps, num_slots
         self.depth = min(num_steps, trie.depth)
-        device = trie.device
-        shape = Shape(plan.beam_width, plan.result_limit, num_slots, self.depth)
-        self._plan_for = lambda count, reserved=0: plan_launch(
-            shape, count, arch=device.arch, num_multiprocessors=max(device.num_multiprocessors - reserved, 1),
-            shared_bytes=device.shared_memory_bytes, kernel=kernel, fan_out=trie.fan_out,
-        )  # fmt: skip
-        self._module = module or load_kernels("search", device)
+        self._is_persistent = is_persistent
+        self._plan_for = launch_planner(trie, num_steps, num_slots, plan, kernel)
+        self._module = module or load_kernels("search", trie.device)
         self._is_given = module is not None
         self._launches: dict[tuple[int, int], Launch] = {}
         self._ready: dict[tuple[int, ...], tuple[Any, ...]] = {}
@@ -99,11 +114,15 @@ class SearchSession:
         batch["token_bytes"], batch["logprob_bytes"] = grid.token_bytes, grid.logprob_bytes
         batch["counters"] = self._allocate(8)
         cuda.memset_d8(int(batch["counters"]), 0, 8)
-        groups = trie.device.num_multiprocessors * 2
-        groups = min(groups, max(self.num_queries, 1))
-        most_history = 4 * launch.beam_capacity * max(self.depth - 1, 0) * groups
-        self._history = self._allocate(most_history) if most_history else 0
-        self._workspace = self._allocate(launch.workspace_bytes * groups) if launch.workspace_bytes else 0
+        history = 4 * launch.beam_capacity * max(self.depth - 1, 0)
+        # Or by what a larger batch, of which this is a chunk, is searched.
+        workspace = max(launch.workspace_bytes, self._plan_for(_ANY_BATCH).workspace_bytes)
+        groups = min(trie.device.num_multiprocessors * 2, max(self.num_queries, 1))
+        if not self._is_persistent:
+            groups = max(groups, min(self.num_queries, _GROUP_MEMORY // max(history + workspace, 1)))
+        self._most_groups = groups
+        self._history = self._allocate(history * groups) if history else 0
+        self._workspace = self._allocate(workspace * groups) if workspace else 0
         hits = self.num_queries * launch.result_capacity
         for name in ("num_hits", "num_tokens", "bad_slots"):
             batch[name] = self._allocate(4 * self.num_queries)
@@ -145,19 +164,19 @@ class SearchSession:
         stream: Any = None,
         *,
         stage: int = 0,
-        reserved: int = 0,
+        batch_size: int = 0,
     ) -> None:
         """Enqueue the search of the first ``num_queries`` grids at these device addresses, on a stream of PyCUDA's.
 
         ``stage``: for one query whose grid lies in mapped host memory, both addresses multiples of 16: device memory
-        of ``stage_bytes``, to which the kernel fetches the grid first. ``reserved``: multiprocessors to leave alone.
+        of ``stage_bytes``, to which the kernel fetches the grid first. ``batch_size``: as for ``prepare``.
         """
         if num_queries == 0:
             return
-        key = (tokens, logprobs, num_queries, stage, reserved)
+        key = (tokens, logprobs, num_queries, stage, batch_size)
         ready = self._ready.get(key)
         if ready is None:  # the same buffers again, as in a service, cost one call
-            launch, record = self.prepare(tokens, logprobs, num_queries, stage=stage, reserved=reserved)
+            launch, record = self.prepare(tokens, logprobs, num_queries, stage=stage, batch_size=batch_size)
             if len(self._ready) >= _KEPT_LAUNCHES:
                 self._ready.clear()
             ready = self._ready[key] = (
@@ -167,17 +186,25 @@ class SearchSession:
         call, blocks, threads, record, shared_bytes = ready
         call(blocks, threads, stream, record, shared_size=shared_bytes)
 
-    def num_groups(self, num_queries: int, *, reserved: int = 0) -> int:
-        """Queries of such a batch that the GPU works on at once."""
-        return self._plan_for(num_queries, reserved).num_groups
+    def _launch_of(self, num_queries: int, batch_size: int) -> Launch:
+        """How a chunk of a batch is launched: by the kernel that suits the batch."""
+        key = num_queries, batch_size
+        launch = self._launches.get(key)
+        if launch is None:
+            launch = self._plan_for(batch_size)
+            takes_turns = self._is_persistent or num_queries > self._most_groups
+            groups = min(num_queries, launch.num_groups) if takes_turns else num_queries
+            launch = self._launches[key] = replace(launch, num_groups=groups)
+        return launch
 
     def prepare(
-        self, tokens: int, logprobs: int, num_queries: int, *, stage: int = 0, reserved: int = 0
+        self, tokens: int, logprobs: int, num_queries: int, *, stage: int = 0, batch_size: int = 0
     ) -> tuple[Launch, bytes]:
-        """What ``launch`` would launch: the kernel with its sizes, and its one parameter."""
-        launch = self._launches.get((num_queries, reserved))
-        if launch is None:
-            launch = self._launches[num_queries, reserved] = self._plan_for(num_queries, reserved)
+        """What ``launch`` would launch: the kernel with its sizes, and its one parameter.
+
+        ``batch_size``: of the whole, where these queries are a chunk of a batch.
+        """
+        launch = self._launch_of(num_queries, max(batch_size, num_queries))
         batch = self._batch
         launch.fill(batch)
         batch["history"] = self._history if launch.history_words else 0

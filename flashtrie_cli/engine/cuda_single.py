@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flashtrie_cli.engine.cuda_layout import NO_SLOT
+from flashtrie_cli.engine.cuda_layout import BATCH, NO_SLOT
 from flashtrie_cli.engine.cuda_native import KernelClock, gpu_query
 from flashtrie_cli.engine.cuda_pinned import pinned
 from flashtrie_cli.engine.cuda_session import GridType, SearchSession
@@ -49,7 +49,8 @@ class _Answer:
 class SingleQuery:
     """Searches of one query at a time, of one shape and plan.
 
-    The grid lies in mapped memory and the kernel fetches it; the answer comes back the same way. The extension
+    The grid lies in mapped memory, the caller's own if it is in ``pinned_empty``, and the kernel fetches it; the answer
+    comes back the same way. The extension
     launches and waits where it can (``cuda_native``), else PyCUDA does. ``times_kernels``: with events around the
     kernel.
     """
@@ -105,6 +106,7 @@ class SingleQuery:
             times_kernels=times_kernels,
             shape=[launch.num_groups * launch.blocks_per_group, launch.num_threads, launch.shared_bytes],
             records=records,
+            grid_at=[BATCH.fields[name][1] for name in ("tokens", "logprobs")],  # type: ignore[index]
             staging=[self._tokens.ctypes.data, self._logprobs.ctypes.data],
             staging_bytes=[self._tokens.nbytes, self._logprobs.nbytes],
             answers=[answer.host_addresses() for answer in answers],

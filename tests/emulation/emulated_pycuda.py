@@ -14,6 +14,8 @@ import numpy as np
 
 from flashtrie_cli.engine.cuda_layout import BATCH, KERNELS
 
+NAMES = (*KERNELS, "pack_hits")
+
 
 class Allocation:
     """Device memory; an integer where an address is wanted."""
@@ -35,7 +37,10 @@ class HostAllocation:
     """Pinned memory, as the base of an array."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any):
-        self._room = np.zeros(shape, dtype)
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        whole = np.zeros(size + 4096, np.uint8)  # on a page of its own, as memory that is pinned is
+        at = -whole.ctypes.data % 4096
+        self._room = whole[at : at + size].view(dtype).reshape(shape)
         self.__array_interface__ = self._room.__array_interface__
 
     def get_device_pointer(self) -> int:
@@ -74,6 +79,7 @@ class EmulatedDriver(types.ModuleType):
     def __init__(self, library: ctypes.CDLL):
         super().__init__("pycuda.driver")
         self.library, self.launched, self.seed = library, [], 0
+        self.streams: Any = None  # where the extension's launches go
         self.captured: list[str] | None = None  # kernels that a stream takes note of instead of running them
         self.shared_bytes, self.arch = 227 << 10, (9, 0)
         self.free_bytes = 1 << 36
@@ -145,6 +151,13 @@ class EmulatedDriver(types.ModuleType):
     def init(self) -> None:
         pass
 
+    def function_handle(self, launch: Any, stream: int) -> int:
+        """In the place of ``cuda_native.function_handle``: a kernel's number."""
+        self.captured = []
+        launch()
+        (name,), self.captured = self.captured, None
+        return 1 + NAMES.index(name)
+
     def mem_get_info(self) -> tuple[int, int]:
         return self.free_bytes, self.free_bytes
 
@@ -206,12 +219,14 @@ class EmulatedDriver(types.ModuleType):
 class NativeCalls:
     """The driver's C functions that the extension calls, on the emulated machine.
 
-    ``stall``: launches that do nothing; ``delay_s``: that run so much later; ``launch_code``: what a launch returns.
+    ``stall``: launches that do nothing; ``delay_s``: that run so much later; ``launch_code``: what a launch returns;
+    ``is_told``: the stream says when a launch is done, else it never does.
     """
 
     def __init__(self, driver: EmulatedDriver):
-        self._driver, self._names = driver, list(KERNELS)
+        self._driver = driver
         self.stall, self.delay_s, self.launch_code, self.launches = False, 0.0, 0, 0
+        self.is_told = False
         self.set_status(600)
         word, pointer, code = ctypes.c_uint, ctypes.c_void_p, ctypes.c_int
         launch_type = ctypes.CFUNCTYPE(code, pointer, *[word] * 7, pointer, ctypes.POINTER(pointer), pointer)
@@ -232,24 +247,24 @@ class NativeCalls:
     def addresses(self) -> list[int]:
         return [int(ctypes.cast(function, ctypes.c_void_p).value or 0) for function in self._functions]
 
-    def function_handle(self, launch: Any, stream: int) -> int:
-        self._driver.captured = []
-        launch()
-        (name,), self._driver.captured = self._driver.captured, None
-        return 1 + self._names.index(name)
-
     def _launch(self, function: int, blocks: int, *rest: Any) -> int:
         _, _, threads, _, _, shared, _, parameters, _ = rest
         self.launches += 1
         if self.stall or self.launch_code:
             return self.launch_code
         record = ctypes.string_at(parameters[0], BATCH.itemsize)
-        work = (self._names[function - 1], blocks, threads, shared, (record,))
+        work = (NAMES[function - 1], blocks, threads, shared, (record,))
+        self.set_status(600)
         if self.delay_s:
-            threading.Timer(self.delay_s, self._driver.launch, work).start()
+            threading.Timer(self.delay_s, self._work, work).start()
         else:
-            self._driver.launch(*work)
+            self._work(*work)
         return 0
+
+    def _work(self, *work: Any) -> None:
+        self._driver.launch(*work)
+        if self.is_told:
+            self.set_status(0)
 
 
 class EmulatedClock:

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from flashtrie_cli.engine import cuda_loader, cuda_native, cuda_pinned
+from flashtrie_cli.engine import cuda_loader, cuda_native
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "emulation"))
 import emulator
 from emulated_pycuda import EmulatedClock, EmulatedDriver, NativeCalls
+from emulated_streams import EmulatedStreams, Handle
 
 
 @pytest.fixture(scope="session")
@@ -26,12 +27,18 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def driver(
     library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, install_pycuda: Callable[[Any], None]
 ) -> Iterator[EmulatedDriver]:
-    """PyCUDA on the emulated machine; kernels are launched through it."""
+    """PyCUDA and streams on the emulated machine; the kernel of a single query is launched by PyCUDA."""
     emulated = EmulatedDriver(library)
     install_pycuda(emulated)
     monkeypatch.setattr(cuda_loader, "kernel_images", lambda part, device: iter([(b"", "emulated")]))
+    emulated.streams = EmulatedStreams(emulated)
+    monkeypatch.setattr(cuda_native, "batch_calls", emulated.streams.addresses)
+    monkeypatch.setattr(cuda_native, "function_handle", emulated.function_handle)
+    for name in ("NativeStream", "NativeEvent"):
+        monkeypatch.setattr(cuda_native, name, Handle)
+    monkeypatch.setattr(cuda_native, "KernelClock", EmulatedClock)
     yield emulated
-    cuda_pinned._ranges.clear()
+    assert emulated.streams.error is None
 
 
 @pytest.fixture
@@ -39,6 +46,4 @@ def calls(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> NativeCall
     """The same, with a driver whose functions the extension may call."""
     calls = NativeCalls(driver)
     monkeypatch.setattr(cuda_native, "driver_calls", calls.addresses)
-    monkeypatch.setattr(cuda_native, "function_handle", calls.function_handle)
-    monkeypatch.setattr(cuda_native, "KernelClock", EmulatedClock)
     return calls

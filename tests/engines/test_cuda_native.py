@@ -21,6 +21,7 @@ class Driver:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.fails, self.function = "", 0x1234
+        self.created: list[tuple[int, int]] = []  # flags and priorities of streams
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("cu"):
@@ -32,6 +33,11 @@ class Driver:
                 pointer_to(arguments[1]).function = self.function
             if name == "cuEventCreate":
                 pointer_to(arguments[0]).value = 0x50 + self.asked.count(name)
+            if name == "cuCtxGetStreamPriorityRange":
+                pointer_to(arguments[0]).value, pointer_to(arguments[1]).value = 0, -5
+            if name == "cuStreamCreateWithPriority":
+                pointer_to(arguments[0]).value = 0x60 + self.asked.count(name)
+                self.created.append((arguments[1], arguments[2].value))
             if name == "cuEventElapsedTime":
                 pointer_to(arguments[0]).value = 0.125
             if name == "cuGetErrorName":
@@ -95,6 +101,31 @@ def test_the_clock(driver: Driver) -> None:
     assert clock.elapsed_ns() == 125_000
     del clock
     assert driver.asked.count("cuEventDestroy_v2") == 2
+
+
+def test_streams_and_events_go_with_their_owners(driver: Driver) -> None:
+    calm, urgent = cuda_native.NativeStream(), cuda_native.NativeStream(is_urgent=True)
+    event = cuda_native.NativeEvent()
+    assert (calm.handle, urgent.handle, event.handle) == (0x61, 0x62, 0x51)
+    assert driver.created == [(1, 0), (1, -5)]  # the greatest priority is the least number
+    del calm, urgent, event
+    assert [driver.asked.count(name) for name in ("cuStreamDestroy_v2", "cuEventDestroy_v2")] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    "fails", ["cuCtxGetStreamPriorityRange", "cuStreamCreateWithPriority", "cuEventCreate"]
+)
+def test_streams_and_events_that_are_not_to_be_had(driver: Driver, fails: str) -> None:
+    driver.fails = fails
+    with pytest.raises(EngineUnavailable, match=rf"{fails}.*\(801\)"):
+        (cuda_native.NativeEvent if fails == "cuEventCreate" else cuda_native.NativeStream)()
+    assert not [name for name in driver.asked if "Destroy" in name]
+
+
+def test_a_driver_too_old_for_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_native, "driver", lambda: type("Library", (), {}))
+    with pytest.raises(EngineUnavailable, match=r"too old.*cuLaunchKernel.*--engine cpu"):
+        cuda_native.batch_calls()
 
 
 def test_addresses_of_the_drivers_functions(monkeypatch: pytest.MonkeyPatch) -> None:

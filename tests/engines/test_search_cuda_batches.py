@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ from test_search_cuda_emulated import both
 from test_search_kernels import many_keys, random_grids
 
 from flashtrie_cli import SearchPlan
-from flashtrie_cli.engine import cuda_pipeline
+from flashtrie_cli.engine import cuda_native, cuda_pipeline
 from flashtrie_cli.engine.cuda_lane import answer_parts
 from flashtrie_cli.engine.cuda_native import copy_arrays
 from flashtrie_cli.engine.cuda_pipeline import chunks
@@ -23,13 +26,16 @@ from flashtrie_cli.errors import EngineUnavailable, InputError
 from emulated_pycuda import EmulatedDriver  # isort: skip
 
 PLAN = SearchPlan(beam_width=6)
+QUERY_BYTES = 192
+"""Of a grid of three steps of eight slots, and of its answer."""
 
 
 @pytest.fixture
 def small_chunks(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> EmulatedDriver:
     """Chunks of three queries at most, and answers of any size lent."""
-    monkeypatch.setattr(cuda_pipeline, "_CHUNK_QUERIES", 3)
+    monkeypatch.setattr(cuda_pipeline, "_CHUNK_BYTES", 3 * QUERY_BYTES)
     monkeypatch.setattr(cuda_pipeline, "_MIN_LENT_BYTES", 0)
+    monkeypatch.setattr(cuda_pipeline, "_DIRECT_WAVES", 0)  # but for the last chunk
     return driver
 
 
@@ -79,6 +85,89 @@ def test_a_bad_logprob_in_any_chunk(small_chunks: EmulatedDriver, bad: int) -> N
         with pytest.raises(InputError, match=f"query {bad}, step 2, slot 5"):
             cuda.search(tokens, wrong, PLAN)
         assert cuda.search(tokens, logprobs, PLAN).identical(cpu.search(tokens, logprobs, PLAN))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_work_in_any_order(small_chunks: EmulatedDriver, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Nothing is read, or written over, before an event or a stream says that it may be."""
+    small_chunks.streams.draw_by(seed)
+    monkeypatch.setattr(cuda_pipeline, "_NUM_LANES", 1 + seed % 4)
+    monkeypatch.setattr(cuda_pipeline, "_FIRST_SHARE", 18 if seed % 2 else 4)
+    monkeypatch.setattr(cuda_pipeline, "_ORDERED_BYTES", 0 if seed % 4 > 1 else 1 << 20)
+    monkeypatch.setattr(cuda_pipeline, "_DIRECT_WAVES", seed % 3 / 4)  # of 18 queries: 4 and 9
+    cpu, cuda = both(many_keys(300, 20, 3))
+    pinned = cuda.engine.pinned_grids(17, 3, 8)  # type: ignore[attr-defined]
+    for turn in range(3):
+        grid = random_grids((17, 3, 8), 20, 9 * seed + turn, 50)
+        expected = cpu.search(*grid, PLAN)
+        assert cuda.search(*grid, PLAN).identical(expected)
+        pinned[0][:], pinned[1][:] = grid
+        assert cuda.search(*pinned, PLAN).identical(expected)
+        assert small_chunks.streams.is_idle
+
+
+def test_pinned_grids_are_not_copied_on_the_host(small_chunks: EmulatedDriver) -> None:
+    cpu, cuda = both(many_keys(300, 20, 3))
+    pinned = cuda.engine.pinned_grids(7, 3, 8)  # type: ignore[attr-defined]
+    pinned[0][:], pinned[1][:] = random_grids((7, 3, 8), 20, 4, 50)
+    assert cuda.search(*pinned, PLAN).identical(cpu.search(*pinned, PLAN))
+    assert not any(lane._staging for pipeline in cuda.engine._pipelines.values() for lane in pipeline._lanes)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("call", ["launch", "record", "query", "wait", "upload", "download"])
+def test_a_call_of_the_driver_that_fails(small_chunks: EmulatedDriver, call: str) -> None:
+    cpu, cuda = both(many_keys(300, 20, 3))
+    grid = random_grids((17, 3, 8), 20, 4, 50)
+    streams = small_chunks.streams
+    for after in (0, 3):
+        streams.fail(call, 719, after)
+        with pytest.raises(EngineUnavailable, match="the GPU failed during the search: the driver said 719"):
+            cuda.search(*grid, PLAN)
+        assert streams.is_idle
+        assert cuda.search(*grid, PLAN).identical(cpu.search(*grid, PLAN))
+
+
+def test_ctrl_c_while_kernels_are_at_work(
+    small_chunks: EmulatedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = small_chunks.streams
+    _, cuda = both(many_keys(300, 20, 3))
+    grid = random_grids((17, 3, 8), 20, 4, 50)
+    monkeypatch.setattr(cuda_native, "batch_calls", streams.stalled_addresses)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            cuda.search(*grid, PLAN)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
+    assert streams.is_idle
+
+
+def test_bad_logprobs_in_several_chunks_harm_no_later_batch(small_chunks: EmulatedDriver) -> None:
+    cpu, cuda = both(many_keys(300, 20, 3))
+    tokens, logprobs = random_grids((17, 3, 8), 20, 4, 50)
+    wrong = logprobs.copy()
+    wrong[[1, 5, 16], 2, 5] = np.nan
+    for _ in range(2):
+        with pytest.raises(InputError, match="query 1, step 2, slot 5"):
+            cuda.search(tokens, wrong, PLAN)
+        assert cuda.search(tokens, logprobs, PLAN).identical(cpu.search(tokens, logprobs, PLAN))
+
+
+def test_no_memory_for_the_answer_once_the_search_has_begun(
+    small_chunks: EmulatedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu, cuda = both(many_keys(300, 20, 3))
+    grid = random_grids((17, 3, 8), 20, 4, 50)
+    with monkeypatch.context() as patch:
+        patch.setattr(SlabPool, "take", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            cuda.search(*grid, PLAN)
+        assert small_chunks.streams.is_idle
+    assert cuda.search(*grid, PLAN).identical(cpu.search(*grid, PLAN))
 
 
 def lent(cuda: Any) -> int:

@@ -89,7 +89,7 @@ def test_no_hits_at_all(driver: EmulatedDriver) -> None:
 
 
 def test_batches_in_chunks_on_two_lanes(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_pipeline, "_CHUNK_QUERIES", 3)
+    monkeypatch.setattr(cuda_pipeline, "_CHUNK_BYTES", 3 * 192)
     monkeypatch.setattr(cuda_single, "MAPPED_BYTES", 0)
     cpu, cuda = both(many_keys(300, 20, 3))
     tokens, logprobs = random_grids((11, 3, 8), 20, 4, 50)
@@ -207,4 +207,4 @@ def test_tails_and_the_time_of_the_kernels(driver: EmulatedDriver) -> None:
     assert cuda.engine.last_kernel_ns is None
     cuda.engine.times_kernels = True
     assert cuda.search(tokens, logprobs, plan).identical(whole.search(tokens, logprobs, plan))
-    assert cuda.engine.last_kernel_ns == 250_000  # what the emulated clock says of any time
+    assert cuda.engine.last_kernel_ns == 125_000  # what the emulated clock says of any time

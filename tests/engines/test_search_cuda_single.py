@@ -44,6 +44,23 @@ def test_narrow_types(calls: NativeCalls) -> None:
     assert calls.launches == 1
 
 
+def test_pinned_grids_are_read_where_they_are(calls: NativeCalls) -> None:
+    """But for those that begin where the kernel cannot."""
+    cpu, cuda = both(many_keys(800, 40, 1))
+    pinned = cuda.engine.pinned_grids(4, 3, 29)  # type: ignore[attr-defined]
+    pinned[0][:], pinned[1][:] = random_grids((4, 3, 29), 40, 5, 1000)
+    for query in (0, 1, 2, 3, 0):
+        grid = tuple(array[query : query + 1] for array in pinned)
+        assert cuda.search(*grid, PLAN).identical(cpu.search(*grid, PLAN))
+        single: Any = cuda.engine._last[1]  # type: ignore[attr-defined]
+        staged = single._tokens.reshape(grid[0].shape)
+        assert (staged == grid[0]).all() == (query in (1, 2, 3))
+        single._tokens[:] = 0
+        ordinary = tuple(array.copy() for array in grid)
+        assert cuda.search(*ordinary, PLAN).identical(cpu.search(*ordinary, PLAN))
+        single._tokens[:] = 0
+
+
 def test_answers_outlive_the_next_calls(calls: NativeCalls) -> None:
     cpu, cuda = both(many_keys(800, 40, 1))
     found = [cuda.search(*one(seed), PLAN) for seed in range(4)]
@@ -55,6 +72,34 @@ def test_an_answer_that_comes_late_is_waited_for(calls: NativeCalls) -> None:
     calls.delay_s = 0.2
     for seed in range(3):
         assert cuda.search(*one(seed), PLAN).identical(cpu.search(*one(seed), PLAN))
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.2])
+@pytest.mark.parametrize("slots", [800, 803])
+def test_large_answers_are_taken_when_the_stream_has_ended(
+    calls: NativeCalls, delay_s: float, slots: int
+) -> None:
+    """And large grids go past the caches. Fewer hits follow many, which are not cleared."""
+    cpu, cuda = both(many_keys(4000, 900, 1))
+    plan = SearchPlan(beam_width=700)
+    calls.is_told, calls.delay_s = True, delay_s
+    for seed, vocabulary in enumerate((900, 9000, 900)):
+        grid = random_grids((1, 3, slots), vocabulary, seed, 1000)
+        assert cuda.search(*grid, plan).identical(cpu.search(*grid, plan))
+
+
+def test_a_large_answer_that_does_not_come(calls: NativeCalls) -> None:
+    cpu, cuda = both(many_keys(4000, 900, 1))
+    plan, grid = SearchPlan(beam_width=700), random_grids((1, 3, 800), 900, 1, 1000)
+    calls.is_told = True
+    assert cuda.search(*grid, plan).identical(cpu.search(*grid, plan))
+    calls.stall = True
+    for status in (0, 700):
+        calls.set_status(status)
+        with pytest.raises(EngineUnavailable, match=f"failed.* {status}"):
+            cuda.search(*grid, plan)
+    calls.stall = False
+    assert cuda.search(*grid, plan).identical(cpu.search(*grid, plan))
 
 
 def test_the_time_of_the_kernel(calls: NativeCalls) -> None:

@@ -144,11 +144,12 @@ Stored build(const std::vector<Key>& keys) {
   CHECK(section(builder, "label_high") == section(compact, "label_high"));
   const Exact<uint16_t> delta(section(compact, "label_delta"));
   const Exact<uint64_t> inner(section(compact, "inner_terminal"));
-  const std::vector<uint16_t> labels = restore_labels(stored.louds.data(), stored.num_nodes, delta.data());
-  CHECK(std::equal(labels.begin(), labels.end(), stored.label_low.data()));
-  const std::vector<uint64_t> terminal =
-      restore_terminal(stored.louds.data(), stored.num_nodes, inner.data(), inner.size());
-  CHECK(std::equal(terminal.begin(), terminal.end(), stored.terminal.data()));
+  for (const int threads : {1, 3}) {
+    const auto labels = restore_labels(stored.louds.data(), stored.num_nodes, delta.data(), threads);
+    CHECK(std::equal(labels.begin(), labels.end(), stored.label_low.data()));
+    const auto terminal = restore_terminal(stored.louds.data(), stored.num_nodes, inner.data(), inner.size(), threads);
+    CHECK(std::equal(terminal.begin(), terminal.end(), stored.terminal.data()));
+  }
   return stored;
 }
 
