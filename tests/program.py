@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -46,3 +47,12 @@ def assert_one_line(stderr: bytes, *parts: str) -> None:
 def leftovers(folder: Path, expected: Sequence[str] = ()) -> list[str]:
     """What lies in a folder beside what is expected."""
     return sorted(set(os.listdir(folder)) - set(expected))
+
+
+def wait_for_files(folder: Path) -> None:
+    """Until a build has its temporary files there, and so has begun."""
+    for _ in range(1200):
+        if os.listdir(folder):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the build did not begin")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from program import COMMAND, ENVIRONMENT, HERE, Run, assert_one_line, leftovers
+from program import COMMAND, ENVIRONMENT, HERE, Run, assert_one_line, leftovers, wait_for_files
 
 from flashtrie_cli import cli
 
@@ -46,9 +46,11 @@ class TestStart:
     def test_help_is_instant(self) -> None:
         seconds = []
         for _ in range(7):
-            began = time.perf_counter()
+            began = resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run([*COMMAND, "--help"], env=ENVIRONMENT, cwd=HERE, check=True, capture_output=True)
-            seconds.append(time.perf_counter() - began)
+            ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+            # Of the processor: the clock would also count whom this machine serves meanwhile.
+            seconds.append(ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime)
         assert statistics.median(seconds) < HELP_SECONDS * CI_FACTOR, seconds
 
     @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["search", "--help"]])
@@ -357,7 +359,7 @@ class TestTrouble:
         assert_one_line(process.stderr.read(), "interrupted")
 
     @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-    @pytest.mark.parametrize("seconds", [0.6, 1.2])
+    @pytest.mark.parametrize("seconds", [0, 0.4])
     def test_interrupted_while_building(
         self, big_input: Path, tmp_path: Path, stop: signal.Signals, seconds: float
     ) -> None:
@@ -372,6 +374,7 @@ class TestTrouble:
             # A shell without job control has its background jobs ignore SIGINT, and so their children.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
+        wait_for_files(tmp_path)
         time.sleep(seconds)
         assert process.poll() is None, "the build was over before it could be interrupted"
         process.send_signal(stop)

@@ -7,11 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from program import COMMAND, ENVIRONMENT, HERE, Run, assert_one_line, leftovers
+from program import COMMAND, ENVIRONMENT, HERE, Run, assert_one_line, leftovers, wait_for_files
 
 from flashtrie_cli.errors import OutputError
 from flashtrie_cli.files import atomic_output, check_output, scratch_directory
@@ -218,7 +217,7 @@ class TestSignals:
 
     def test_a_terminal_that_closes(self, tmp_path: Path) -> None:
         process = self.build(tmp_path / "i.ft", ignored=False)
-        wait_for_scratch(tmp_path)
+        wait_for_files(tmp_path)
         process.send_signal(signal.SIGHUP)
         _, stderr = process.communicate(timeout=60)
         assert process.returncode == 128 + signal.SIGHUP
@@ -227,7 +226,7 @@ class TestSignals:
 
     def test_nohup(self, tmp_path: Path) -> None:
         process = self.build(tmp_path / "i.ft", ignored=True)
-        wait_for_scratch(tmp_path)
+        wait_for_files(tmp_path)
         process.send_signal(signal.SIGHUP)
         process.communicate(b"a\n", timeout=60)
         assert process.returncode == 0
@@ -247,12 +246,3 @@ class TestSignals:
         )
         assert done.returncode == 130
         assert_one_line(done.stderr, "interrupted")
-
-
-def wait_for_scratch(folder: Path) -> None:
-    """Until a build that reads a pipe has its temporary files."""
-    for _ in range(400):
-        if os.listdir(folder):
-            return
-        time.sleep(0.05)
-    raise AssertionError("the build did not begin")

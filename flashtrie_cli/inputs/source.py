@@ -9,7 +9,7 @@ import re
 import stat
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -222,7 +222,7 @@ def _truncated(raw: RawReader, name: str) -> InputError:
     )
 
 
-def prefetched(chunks: Callable[[], Iterator[bytes]], depth: int = 2) -> Iterator[bytes]:
+def prefetched(chunks: Callable[[], Iterator[bytes]], depth: int = 2) -> Generator[bytes, None, None]:
     """The same chunks, made by a thread that stays at most ``depth`` ahead.
 
     Reading, hashing and decompression release the interpreter lock, so they overlap with the parser.

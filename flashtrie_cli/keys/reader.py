@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from typing import Literal
 
 from flashtrie_cli.errors import UsageError
@@ -106,26 +107,28 @@ class KeyReader:
             raw = RawReader(path, file, self.stats, self._digest)
             chunk_size = min(self._block_size, RAW_BLOCK_SIZE) if self.threads > 1 else self._block_size
 
-            def chunks() -> Iterator[bytes]:
-                return read_chunks(raw, chunk_size)
+            def chunks() -> Generator[bytes, None, None]:
+                yield from read_chunks(raw, chunk_size)
 
             source = prefetched(chunks, depth=8) if self.threads > 1 else chunks()
-            before = self.stats.num_lines
-            first_line = 1
-            blocks = line_blocks(
-                source, path, self._block_size, num_lines=lambda: self.stats.num_lines - before
+            with closing(source):  # or a fault, while it is told, would keep the reading thread
+                yield from self._parsed_blocks(source, path)
+
+    def _parsed_blocks(self, source: Iterator[bytes], path: str) -> Iterator[KeyBatch]:
+        before = self.stats.num_lines
+        first_line = 1
+        blocks = line_blocks(source, path, self._block_size, num_lines=lambda: self.stats.num_lines - before)
+        for block in blocks:
+            parsed = self._parse(
+                block, path, LineFormat(first_line, self.values_column or 0, self._float_values)
             )
-            for block in blocks:
-                parsed = self._parse(
-                    block, path, LineFormat(first_line, self.values_column or 0, self._float_values)
-                )
-                first_line += parsed.num_lines
-                self.stats.num_text_bytes += len(block)
-                self.stats.num_lines += parsed.num_lines
-                self.stats.num_empty_lines_skipped += parsed.num_empty
-                if parsed.values is not None:
-                    self._float_values = parsed.values.dtype.kind == "f"
-                yield KeyBatch(parsed.tokens, parsed.offsets, parsed.values, parsed.lines, path)
+            first_line += parsed.num_lines
+            self.stats.num_text_bytes += len(block)
+            self.stats.num_lines += parsed.num_lines
+            self.stats.num_empty_lines_skipped += parsed.num_empty
+            if parsed.values is not None:
+                self._float_values = parsed.values.dtype.kind == "f"
+            yield KeyBatch(parsed.tokens, parsed.offsets, parsed.values, parsed.lines, path)
 
     def _parse(self, block: bytes, path: str, form: LineFormat) -> ParsedLines:
         if self.kind == "ids":

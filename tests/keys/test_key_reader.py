@@ -357,13 +357,18 @@ def test_stopping_early_ends_the_reading_thread(tmp_path: Path) -> None:
 
     path = tmp_path / "keys"
     path.write_bytes(TEXT * 20)
+    before = set(threading.enumerate())
+
+    def still_reading() -> list[threading.Thread]:
+        threads = [thread for thread in threading.enumerate() if thread not in before]
+        for thread in threads:
+            thread.join(5)
+        return [thread for thread in threads if thread.is_alive()]
+
     batches = iter(KeyReader([str(path)], kind="ids", threads=2, block_size=1000))
     next(batches)
     batches.close()  # type: ignore[attr-defined]
-    for thread in threading.enumerate():
-        if thread.name == "flashtrie-read":
-            thread.join(5)
-            assert not thread.is_alive()
+    assert still_reading() == []
 
 
 def test_same_batches_without_the_extension(tmp_path: Path, monkeypatch) -> None:
