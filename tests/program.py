@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -9,7 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import typer
+
 import flashtrie_cli
+from flashtrie_cli import commands
 
 HERE = Path(__file__).resolve().parent
 PACKAGE_HOME = Path(flashtrie_cli.__file__).resolve().parent.parent
@@ -32,6 +36,14 @@ def run_flashtrie(
         env=ENVIRONMENT,
         **options,  # type: ignore[call-overload]
     )
+
+
+def whole_app() -> typer.Typer:
+    """All commands at once, to be run within this process; the program itself registers the one that is named."""
+    app = typer.Typer()
+    for name in commands.ORDER:
+        app.command(name)(importlib.import_module(f"flashtrie_cli.commands.{name}").command)
+    return app
 
 
 def assert_one_line(stderr: bytes, *parts: str) -> None:

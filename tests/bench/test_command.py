@@ -9,10 +9,9 @@ import time
 from importlib.util import find_spec
 
 import pytest
-from program import assert_one_line
+from program import assert_one_line, whole_app
 from typer.testing import CliRunner
 
-from flashtrie_cli.cli import app
 from flashtrie_cli.engine.cpu import CpuEngine
 from flashtrie_cli.errors import InputError, UsageError
 
@@ -20,7 +19,7 @@ SMALL = ["bench", "-w", "nar", "--keys", "3k", "--queries", "8", "-b", "20"]
 
 
 def bench(*arguments):
-    return CliRunner().invoke(app, [*SMALL, *arguments])
+    return CliRunner().invoke(whole_app(), [*SMALL, *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +96,7 @@ def test_a_slower_engine_fails(base, monkeypatch):
 
 
 def test_refuses_what_the_base_did_not_measure(base):
-    result = CliRunner().invoke(app, ["bench", "--against", str(base), "-b", "50"])
+    result = CliRunner().invoke(whole_app(), ["bench", "--against", str(base), "-b", "50"])
     assert isinstance(result.exception, UsageError)
     assert "beam_widths" in str(result.exception)
 
@@ -175,13 +174,15 @@ def test_finished_cases_survive_an_interrupt(tmp_path, monkeypatch):
     ],
 )
 def test_bad_usage(arguments):
-    result = CliRunner().invoke(app, ["bench", *arguments])
+    result = CliRunner().invoke(whole_app(), ["bench", *arguments])
     assert isinstance(result.exception, UsageError), result.output
 
 
 def test_builds_in_processes_of_their_own(tmp_path):
     export = tmp_path / "b.json"
-    result = CliRunner().invoke(app, ["bench", "-w", "build", "--keys", "2k,5k", "--export", str(export)])
+    result = CliRunner().invoke(
+        whole_app(), ["bench", "-w", "build", "--keys", "2k,5k", "--export", str(export)]
+    )
     assert result.exit_code == 0, result.output
     rows = [row for row in json.loads(export.read_text())["builds"] if row["builder"] == "flashtrie"]
     assert [row["num_keys"] for row in rows] == pytest.approx([2000, 5000], rel=0.05)

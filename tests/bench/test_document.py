@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from click import Context
+from program import whole_app
 from typer.main import get_command
-
-from flashtrie_cli.cli import app
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "bench.md").read_text("utf-8")
 
@@ -37,7 +36,7 @@ def flashtrie_commands() -> list[str]:
 
 @pytest.mark.parametrize("command", flashtrie_commands())
 def test_commands_parse(command: str) -> None:
-    main: Any = get_command(app)
+    main: Any = get_command(whole_app())
     name, *arguments = shlex.split(command)
     # As the command line would be read, up to where the command would begin to work.
     context = main.commands[name].make_context(name, arguments, parent=Context(main))

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from program import whole_app
 from typer.testing import CliRunner
 
 from flashtrie_cli import Index, build_index
-from flashtrie_cli.cli import app
 from flashtrie_cli.engine import cpu
 from flashtrie_cli.engine.cpu_text import hit_lines
 from flashtrie_cli.query.output import TsvWriter, query_names
@@ -108,7 +108,7 @@ def test_words_and_values(tmp_path: Any, with_values: bool) -> None:
         "words",
         *(["--values", "2"] if with_values else []),
     ]
-    outcome = CliRunner().invoke(app, arguments)
+    outcome = CliRunner().invoke(whole_app(), arguments)
     assert outcome.exit_code == 0, outcome.output
     index = Index.open(path, engine="cpu")
     results = SearchResults(
