@@ -20,7 +20,10 @@ def command(
         typer.Argument(metavar="INPUT", help="Files of keys, plain, .gz or .zst; - is stdin."),
     ] = None,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="INDEX", help="The index file to write.")
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="INDEX", help="The index file to write; --estimate needs none."
+        ),
     ] = None,
     kind: Annotated[
         str,
