@@ -245,6 +245,24 @@ def test_what_is_too_large_names_the_cpu_engine(shape: Shape) -> None:
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+@pytest.mark.parametrize(
+    ("beam_width", "queries", "fan_out", "kernel"),
+    [
+        (100, 1, 4.0, "search_alone"), (100, 500, 4.0, "search_block"), (100, 1, 59.0, "search_cluster8"),
+        (1000, 16, 4.0, "search_cluster8"), (1000, 33, 4.0, "search_cluster4"), (1000, 34, 4.0, "search_alone"),
+        (1000, 1, 900.0, "parts_cluster8"), (1000, 33, 900.0, "parts_cluster8"), (1000, 34, 900.0, "parts_alone"),
+        (100, 500, 900.0, "parts_block"),
+    ],
+)  # fmt: skip
+def test_the_kernel_of_a_batch(beam_width: int, queries: int, fan_out: float, kernel: str) -> None:
+    """Clusters for few queries and wide beams or bushy tries, parts where the second step is heavy."""
+    shape = Shape(beam_width, beam_width, beam_width, 8)
+    launch = plan_launch(
+        shape, queries, arch=90, num_multiprocessors=132, shared_bytes=227 << 10, fan_out=fan_out
+    )
+    assert launch.kernel == kernel
+
+
 @pytest.mark.parametrize("arch", [75, 90, 120])
 def test_the_kernels_compile(arch: int, tmp_path: Path) -> None:
     root = cuda_sources.source_root()
