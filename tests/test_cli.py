@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from program import COMMAND, ENVIRONMENT, HERE, Run, assert_one_line, leftovers, wait_for_files
+from program import COMMAND, ENVIRONMENT, HERE, Run, assert_one_line, leftovers, wait_for_files, whole_app
+from typer.main import get_command
 
 from flashtrie_cli import cli
 
@@ -40,6 +41,13 @@ FLAGS = {
 GRID = json.dumps(
     {"id": "q", "tokens": [["new", "old"], ["york"], ["city"]], "logprobs": [[-1, -2], [-0.5], [-0.1]]}
 )
+
+
+def test_no_option_has_two_meanings() -> None:
+    """The last of two options of one name would take what is meant for the first, and help lists both."""
+    for name, command in get_command(whole_app()).commands.items():  # type: ignore[attr-defined]
+        names = [one for option in command.params if hasattr(option, "opts") for one in option.opts]
+        assert len(names) == len(set(names)), (name, sorted(names))
 
 
 class TestStart:

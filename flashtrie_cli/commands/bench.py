@@ -28,9 +28,7 @@ def command(
         typer.Option("--top-k", "-k", min=1, help="Slots a step; default: the beam width, as in the paper."),
     ] = None,
     batch: Annotated[str, typer.Option(metavar="LIST", help="Queries a call.")] = "1",
-    queries: Annotated[
-        int | None, typer.Option("--queries", "-q", min=1, help="At most so many queries.")
-    ] = None,
+    queries: Annotated[int | None, typer.Option("--queries", min=1, help="At most so many queries.")] = None,
     index: Annotated[
         str | None, typer.Option(help="Index of --workload index; of nar: kept there, and used again.")
     ] = None,
