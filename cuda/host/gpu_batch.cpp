@@ -5,11 +5,8 @@
 #include <cstring>
 
 #include "gpu_query.hpp"
+#include "pause.hpp"
 #include "threads.hpp"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace flashtrie {
 namespace {
@@ -26,14 +23,6 @@ struct Packing {
 
 void check(int code) {
   if (code != 0) throw GpuError{code};
-}
-
-void pause() {
-#if defined(__x86_64__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
 }
 
 void copy(unsigned char* to, const unsigned char* from, size_t num_bytes, int num_threads) {

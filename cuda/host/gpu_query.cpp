@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "pause.hpp"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -77,14 +79,6 @@ void stage(const GridPart (&parts)[2]) {
     return copy_past_caches(parts);
 #endif
   for (const GridPart& part : parts) std::memcpy(part.to, part.from, part.num_bytes);
-}
-
-void pause() {
-#if defined(__x86_64__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
 }
 
 }  // namespace

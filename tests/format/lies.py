@@ -2,79 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-import zlib
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
-
 import zstandard
-from forge import Part, change, change_meta, change_words, put_together, take_apart
-
-Lie = Callable[[bytes], bytes]
-
-
-def set_bits(*bits: int, value: bool = True) -> Callable[[list[int]], None]:
-    """Sets bits of a section of 64-bit words."""
-
-    def lie(words: list[int]) -> None:
-        for bit in bits:
-            words[bit // 64] = words[bit // 64] & ~(1 << bit % 64) | value << bit % 64
-
-    return lie
-
-
-def words(name: str, lie: Callable[[list[int]], None], size: int = 8) -> Lie:
-    return lambda data: change_words(data, name, lie, size)
-
-
-def meta(**fields: Any) -> Lie:
-    return lambda data: change_meta(data, **fields)
-
-
-def section(name: str, lie: Lie) -> Lie:
-    return lambda data: change(data, name, lie)
-
-
-def without(name: str) -> Lie:
-    return lambda data: put_together({n: part for n, part in take_apart(data).items() if n != name})
-
-
-def also(name: str, raw: bytes) -> Lie:
-    """The file with one more section."""
-
-    def lie(data: bytes) -> bytes:
-        parts = take_apart(data)
-        parts[name] = Part(name, 0, 0, raw, len(raw))
-        return put_together(parts)
-
-    return lie
-
-
-def part(target: str, **fields: Any) -> Lie:
-    """The file with a row of its table changed."""
-
-    def lie(data: bytes) -> bytes:
-        parts = take_apart(data)
-        parts[target] = replace(parts[target], **fields)
-        return put_together(parts)
-
-    return lie
-
-
-def fan_outs(*counts: int) -> Lie:
-    """Other fan-outs for as many nodes."""
-    bits = "".join("1" * count + "0" for count in counts)
-    word = int(bits[::-1], 2)
-    return section("louds", lambda raw: word.to_bytes(len(raw), "little"))
-
-
-def swapped(i: int, j: int) -> Callable[[list[int]], None]:
-    def lie(values: list[int]) -> None:
-        values[i], values[j] = values[j], values[i]
-
-    return lie
-
+from forge import change, change_meta, put_together, take_apart
+from liars import (
+    Lie,
+    also,
+    fan_outs,
+    frame_sizes,
+    frame_too_many,
+    meta,
+    other_frame,
+    part,
+    rows_swapped,
+    same_bytes,
+    section,
+    set_bits,
+    swapped,
+    without,
+    words,
+)
 
 # The sample `ids` has the keys (), 1, 1 2, 1 2 3, 5 7, 5 65535 and 300 1 1, so 10 nodes: the root (0);
 # 1 5 300 (1-3); 2 (4), 7 65535 (5-6), 1 (7); 3 (8), 1 (9). Its fan-outs are 3, 1 2 1, 1 0 0 1, 0 0.
@@ -362,11 +308,11 @@ LIES: dict[str, tuple[str, str, Lie, str]] = {
     "table: behind the end": ("ids", "raw", part("terminal", offset=2**40), "terminal"),
     "table: at the end of the numbers": ("ids", "raw", part("terminal", offset=2**64 - 64), "terminal"),
     "table: sections share bytes": ("ids", "raw", part("terminal", offset=64), "terminal"),
-    "table: two rows of the same bytes": ("ids", "raw", lambda data: _same_bytes(data), "contradicts"),
+    "table: two rows of the same bytes": ("ids", "raw", lambda data: same_bytes(data), "contradicts"),
     "table: rows in another order than the file": (
         "ids",
         "raw",
-        lambda data: _rows_swapped(data),
+        lambda data: rows_swapped(data),
         "contradicts",
     ),
     "table: stored size": ("ids", "zstd", part("louds", stored_size=3), "louds"),
@@ -374,8 +320,8 @@ LIES: dict[str, tuple[str, str, Lie, str]] = {
     "table: raw size of gigabytes": ("ids", "zstd", part("louds", raw_size=2**40), "louds"),
     "table: more frames": ("ids", "zstd", part("louds", num_frames=2), "table"),
     "table: far more frames": ("ids", "zstd", part("meta", num_frames=2**32 - 1), "table"),
-    "table: a frame of no section": ("ids", "zstd", lambda data: _frame_too_many(data), "more frames"),
-    "table: frame sizes": ("ids", "zstd", lambda data: _frame_sizes(data), "louds"),
+    "table: a frame of no section": ("ids", "zstd", lambda data: frame_too_many(data), "more frames"),
+    "table: frame sizes": ("ids", "zstd", lambda data: frame_sizes(data), "louds"),
     "header: version": ("ids", "raw", lambda data: put_together(take_apart(data), version=3), "version 3"),
     "header: version of tails": (
         "ids",
@@ -439,28 +385,28 @@ LIES: dict[str, tuple[str, str, Lie, str]] = {
     "frame: bytes behind it": (
         "ids",
         "zstd",
-        lambda data: _frames(data, lambda f: f + b"more"),
+        lambda data: other_frame(data, lambda f: f + b"more"),
         "decompressed",
     ),
-    "frame: two in one": ("ids", "zstd", lambda data: _frames(data, lambda f: f + f), "decompressed"),
-    "frame: none": ("ids", "zstd", lambda data: _frames(data, lambda f: bytes(len(f))), "decompressed"),
-    "frame: cut": ("ids", "zstd", lambda data: _frames(data, lambda f: f[:-1]), "decompressed"),
+    "frame: two in one": ("ids", "zstd", lambda data: other_frame(data, lambda f: f + f), "decompressed"),
+    "frame: none": ("ids", "zstd", lambda data: other_frame(data, lambda f: bytes(len(f))), "decompressed"),
+    "frame: cut": ("ids", "zstd", lambda data: other_frame(data, lambda f: f[:-1]), "decompressed"),
     "frame: one to be skipped": (
         "ids",
         "zstd",
-        lambda data: _frames(data, lambda f: b"\x50\x2a\x4d\x18\x08\0\0\0" + bytes(8)),
+        lambda data: other_frame(data, lambda f: b"\x50\x2a\x4d\x18\x08\0\0\0" + bytes(8)),
         "decompressed",
     ),
     "frame: of another size": (
         "ids",
         "zstd",
-        lambda data: _frames(data, lambda f: zstandard.ZstdCompressor().compress(bytes(9))),
+        lambda data: other_frame(data, lambda f: zstandard.ZstdCompressor().compress(bytes(9))),
         "another size",
     ),
     "frame: of no size": (
         "ids",
         "zstd",
-        lambda data: _frames(
+        lambda data: other_frame(
             data, lambda f: zstandard.ZstdCompressor(write_content_size=False).compress(bytes(8))
         ),
         "decompressed",
@@ -468,47 +414,7 @@ LIES: dict[str, tuple[str, str, Lie, str]] = {
     "frame: a gigabyte": (
         "ids",
         "zstd",
-        lambda data: _frames(data, lambda f: zstandard.ZstdCompressor(level=1).compress(bytes(1 << 30))),
+        lambda data: other_frame(data, lambda f: zstandard.ZstdCompressor(level=1).compress(bytes(1 << 30))),
         "another size",
     ),
 }
-
-
-def _frames(data: bytes, lie: Lie) -> bytes:
-    """The file with another frame for the louds."""
-    parts = take_apart(data)
-    frame = lie(parts["louds"].stored)
-    parts["louds"] = replace(parts["louds"], stored=frame, frame_sizes=[len(frame)])
-    return put_together(parts)
-
-
-def _same_bytes(data: bytes) -> bytes:
-    """The terminal bits lie where the louds do, and the checksum is right."""
-    parts = take_apart(data)
-    parts["terminal"] = replace(parts["terminal"], offset=64, checksum=zlib.crc32(parts["louds"].stored))
-    return put_together(parts)
-
-
-def _rows_swapped(data: bytes) -> bytes:
-    """A file as it is, but for two rows of its table."""
-    table = int.from_bytes(data[-56:-48], "little")
-    rows = data[table + 64 : table + 128] + data[table : table + 64]
-    header, rest = data[:64], data[table + 128 : -64]
-    digest = hashlib.blake2b(header + rows + rest, digest_size=16).digest()
-    return data[:table] + rows + rest + data[-64:-32] + digest + data[-16:]
-
-
-def _frame_too_many(data: bytes) -> bytes:
-    """Behind those of the last section, which does not count it."""
-    parts = take_apart(data)
-    last = list(parts.values())[-1]
-    last.num_frames = len(last.frame_sizes)
-    last.frame_sizes.append(1)
-    return put_together(parts)
-
-
-def _frame_sizes(data: bytes) -> bytes:
-    parts = take_apart(data)
-    parts["louds"].frame_sizes[0] += 1
-    parts["louds"].stored_size = len(parts["louds"].stored)
-    return put_together(parts)

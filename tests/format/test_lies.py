@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import zstandard
 from forge import FRAME_SIZE, Part, change, change_words, put_together, take_apart
-from lies import LIES, Lie, meta, words
+from liars import Lie, meta, words
+from lies import LIES
 from samples import CODECS, SAMPLES, answers_or_none, build_sample
 
 from flashtrie_cli import BuildOptions, Index, build_index
