@@ -45,10 +45,12 @@ def constants(name: str) -> dict[str, str]:
 
 def test_constants_are_the_kernels() -> None:
     block, kernel = constants("flashtrie/draft_block.cuh"), constants("kernels/draft.cu")
-    kernel |= constants("flashtrie/draft_pack.cuh") | constants("flashtrie/draft_mail.cuh")
+    for header in ("pack", "mail", "merge"):
+        kernel |= constants(f"flashtrie/draft_{header}.cuh")
     assert int(block["kDraftThreads"]) == layout.THREADS
     assert int(kernel["kThreadLogits"]) * layout.THREADS == layout.TILE_LOGITS
-    assert int(kernel["kDealtKeys"]) == layout.DEALT_KEYS
+    assert int(kernel["kLeastKeys"]) == layout.LEAST_KEYS
+    assert 32 * int(kernel["kRegisters"]) == layout.KEYS_AT_ONCE
     assert int(kernel["kBlocksAtOnce"]) == layout.BLOCKS_PER_MULTIPROCESSOR
 
 

@@ -198,11 +198,11 @@ def test_ties_between_levels(library: ctypes.CDLL, num_nodes: int, top_k: int) -
 
 
 @pytest.mark.parametrize("shape", ["random", "ascending", "descending", "equal", "few values", "sparse"])
-@pytest.mark.parametrize("top_k", [1, 8, 32])
+@pytest.mark.parametrize("top_k", [1, 8, 16, 32])
 def test_rows_of_many_chunks(
     library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, shape: str, top_k: int
 ) -> None:
-    """More chunks than lanes; the best of a row in one of them, or in all."""
+    """More chunks than a warp takes at once; the best of a row in one of them, or in all."""
     monkeypatch.setattr(cuda_draft_layout, "TILE_LOGITS", 1024)
     vocab = 67 * 1024 + 5
     rng = np.random.default_rng(top_k)

@@ -62,6 +62,12 @@ __device__ __forceinline__ uint32_t lane_word(uint32_t word, uint32_t lane) {
 #endif
 }
 
+// The key of the lane whose number differs in these bits.
+__device__ __forceinline__ uint64_t exchange(uint64_t key, int bits) {
+  const uint32_t high = __shfl_xor_sync(kWholeWarp, static_cast<uint32_t>(key >> 32), bits);
+  return static_cast<uint64_t>(high) << 32 | __shfl_xor_sync(kWholeWarp, static_cast<uint32_t>(key), bits);
+}
+
 __device__ __forceinline__ uint32_t lanes_below(int lane) { return (1u << lane) - 1; }
 
 // exp(x) for x <= 0 within two units in the last place: one special-function instruction.

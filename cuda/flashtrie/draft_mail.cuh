@@ -13,10 +13,10 @@
 namespace flashtrie {
 
 constexpr uint64_t kNothing = 1;  // a word that stands for no key: below all keys
-constexpr int kDealtKeys = 4;     // keys of a chunk that are looked at together
+constexpr int kLeastKeys = 8;
 
-// Keys that a chunk sends, kNothing behind the top_k best.
-__device__ __forceinline__ int chunk_keys(int top_k) { return (top_k + kDealtKeys - 1) / kDealtKeys * kDealtKeys; }
+// Keys that a chunk sends, 8, 16 or 32 (a power of two): the top_k best, and then kNothing.
+__device__ __forceinline__ int chunk_keys(int top_k) { return power_of_two_at_least(max(top_k, kLeastKeys)); }
 
 __device__ __forceinline__ void send(uint64_t* to, uint64_t word) {
 #if defined(__CUDA_ARCH__)
@@ -49,33 +49,10 @@ __device__ __forceinline__ uint32_t look(const uint32_t* from) {
 #endif
 }
 
-// Two neighbours, each as it is now; the first one's address is a multiple of 16.
-struct WordPair {
-  uint64_t first, second;
-};
-
-__device__ __forceinline__ WordPair look_twice(const uint64_t* from) {
-#if defined(__CUDA_ARCH__)
-  WordPair pair;
-  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(pair.first), "=l"(pair.second) : "l"(from) : "memory");
-  return pair;
-#else
-  return {look(from), look(from + 1)};
-#endif
-}
-
 // The whole warp has looked and some lane wants to look again.
 __device__ __forceinline__ void wait_a_little() {
 #if !defined(__CUDA_ARCH__)
   simt::yield();
-#endif
-}
-
-__device__ __forceinline__ void clear_twice(uint64_t* words) {
-#if defined(__CUDA_ARCH__)
-  *reinterpret_cast<uint4*>(words) = make_uint4(0, 0, 0, 0);
-#else
-  words[0] = words[1] = 0;
 #endif
 }
 

@@ -1,8 +1,10 @@
 // Rows of logits from their chunks: the candidates of every depth, by the warps of one block (nvcc only).
 //
 // Contract: of each row its top_k best, descending, ties to the lower id; their costs against the row's log-sum-exp.
-// A warp merges two rows in turns, so that the latency of one hides that of the other. A lane holds the head of a chunk's
-// keys, and the best head is taken top_k times; chunks lie in lanes by rising ids, so that the lowest lane wins a tie.
+// A chunk's keys come sorted, and lie in as many lanes, so that a warp holds several lists in a register. Of two lists the best
+// are the larger ones of a[i] and b[last - i], which rise and then fall; a few exchanges sort them (Batcher, 1968). So a
+// row's chunks go through a tournament of a few rounds, whatever top_k is, with nothing looked up and nothing branched on. A warp
+// merges two rows at once, so that the latency of one hides that of the other.
 #pragma once
 #include "draft_mail.cuh"
 
@@ -29,234 +31,153 @@ struct ChunkMail {
 };
 
 constexpr int kRowsAtOnce = 2;  // of a warp
+constexpr int kRegisters = 5;   // for the chunks' lists of a row: 19 chunks of 151,936 logits
 
-// One row's: keys of 32 chunks by rank and what is behind them, the best, and those of the chunks before.
-struct RowShared {
-  uint64_t dealt[kDealtKeys + 2][32];
-  uint64_t best[kDraftMaxTopK];
-  uint64_t carried[kDraftMaxTopK];
-};
-
-constexpr uint64_t kAskForMore = ~uint64_t(0);  // behind a lane's keys where there are more: above all keys
-
+// kWidth: chunk_keys(top_k).
+template <int kWidth>
 class RowMerge {
  public:
-  __device__ RowMerge(const ChunkMail& mail, RowShared* shared) : mail_(mail), shared_(shared), lane_(threadIdx.x & 31) {}
+  __device__ explicit RowMerge(const ChunkMail& mail) : mail_(mail), lane_(threadIdx.x & 31) {}
 
   // One warp: depths first and first + step, if that is below num_depths. Returns whether one of them is bad.
   __device__ bool run(int first, int step, const DraftLists& lists) {
-    ExpSum sums[kRowsAtOnce];
-    // 32 chunks, then 31 at a time, as lane 0 has the best so far.
-#pragma unroll 1
-    for (int chunk = 0; chunk < mail_.num_chunks; chunk += chunk == 0 ? 32 : 31) {
-      const int own = chunk == 0 ? lane_ : chunk + max(lane_, 1) - 1, last = mail_.num_chunks - 1;
-      is_chunk_ = own <= last && (chunk == 0 || lane_ > 0);
-      is_carried_ = chunk > 0 && lane_ == 0;
-#pragma unroll
-      for (int row = 0; row < kRowsAtOnce; ++row) {
-        const int depth = first + row * step;
-        place_[row] = (depth < mail_.num_depths ? depth : first) * mail_.num_chunks + min(own, last);
-      }
-      ExpSum parts[kRowsAtOnce];
-      deal(parts);
-      WordPair rest[kRowsAtOnce][kDealtKeys / 2];
-      if (mail_.top_k > kDealtKeys)
-#pragma unroll
-        for (int row = 0; row < kRowsAtOnce; ++row) look_at(row, kDealtKeys, rest[row]);
-      take(parts);
-      if (mail_.top_k > kDealtKeys) clear_rest(rest);
-#pragma unroll
-      for (int row = 0; row < kRowsAtOnce; ++row) sums[row] = chunk == 0 ? parts[row] : join(sums[row], parts[row]);
-    }
-    float lse[kRowsAtOnce];
-#pragma unroll
-    for (int row = 0; row < kRowsAtOnce; ++row) lse[row] = log_sum(sums[row]);
-    bool is_bad = false;
 #pragma unroll
     for (int row = 0; row < kRowsAtOnce; ++row) {
       const int depth = first + row * step;
-      if (depth >= mail_.num_depths) break;
-      const bool is_bad_row = is_bad_sum(sums[row]);
-      is_bad |= is_bad_row;
-      if (lane_ >= mail_.top_k) continue;
-      const uint64_t key = shared_[row].best[lane_];
-      const float cost = fabsf(child_log_prob(key_score(key), lse[row]));
-      lists.costs[depth * lists.stride + lane_] = is_bad_row || key <= kNothing ? __uint_as_float(kNoCost) : cost;
+      first_[row] = (depth < mail_.num_depths ? depth : first) * mail_.num_chunks;
+      best_[row] = kNothing;
+      sums_[row] = {-INFINITY, 0.0f};
+    }
+#pragma unroll 1
+    for (int chunk = 0; chunk < mail_.num_chunks; chunk += kChunksAtOnce) take(chunk);
+#pragma unroll
+    for (int apart = kWidth; apart < 32; apart <<= 1)
+#pragma unroll
+      for (int row = 0; row < kRowsAtOnce; ++row) best_[row] = merge(best_[row], best_[row], apart | (kWidth - 1));
+    bool is_bad = false;
+#pragma unroll
+    for (int row = 0; row < kRowsAtOnce; ++row) sums_[row] = warp_join(sums_[row]);
+    float lse[kRowsAtOnce];
+#pragma unroll
+    for (int row = 0; row < kRowsAtOnce; ++row) lse[row] = log_sum(sums_[row]);
+#pragma unroll
+    for (int row = 0; row < kRowsAtOnce; ++row) is_bad |= write(row, first + row * step, lse[row], lists);
+    return is_bad;
+  }
+
+ private:
+  static constexpr uint64_t kNoSum = 0xff800000;  // sum_word({-INFINITY, 0.0f})
+  static constexpr int kLists = 32 / kWidth;  // in a register
+  static constexpr int kChunksAtOnce = kLists * kRegisters;
+
+  // Waits for the words of some chunks, from `chunk` on, which are in flight together, and clears them; merges them with the
+  // best so far. What lies behind the row's last chunk is read, too, as a condition would hold up the loads behind it; it is
+  // another row's, or behind them all, and does not count.
+  __device__ void take(int chunk) {
+    const int num_left = mail_.num_chunks - chunk;
+    const bool has_sum = lane_ < min(num_left, kChunksAtOnce);
+    const auto is_chunk = [&](int i) { return i * kLists + lane_ / kWidth < num_left; };
+    uint64_t *key_places[kRowsAtOnce], *sum_places[kRowsAtOnce];
+#pragma unroll
+    for (int row = 0; row < kRowsAtOnce; ++row) {
+      key_places[row] = mail_.keys + ((first_[row] + chunk) * kWidth + lane_);  // and each 32 words on
+      sum_places[row] = mail_.sums + (first_[row] + chunk + lane_);
+    }
+    uint64_t keys[kRowsAtOnce][kRegisters + 1], sums[kRowsAtOnce];
+    uint32_t others = has_sum ? 0 : 1u << kRegisters;  // bits of what does not count
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) others |= is_chunk(i) ? 0 : 1u << i;
+    uint32_t least;  // 0 while a word has not come; no condition here either
+    do {
+#pragma unroll
+      for (int row = 0; row < kRowsAtOnce; ++row) {
+        sums[row] = look(sum_places[row]);
+#pragma unroll
+        for (int i = 0; i < kRegisters; ++i) keys[row][i] = look(key_places[row] + 32 * i);
+      }
+      least = 1;
+#pragma unroll
+      for (int row = 0; row < kRowsAtOnce; ++row) {
+        least = min(least, any_bits(sums[row]) | (others >> kRegisters & 1));
+#pragma unroll
+        for (int i = 0; i < kRegisters; ++i) least = min(least, any_bits(keys[row][i]) | (others >> i & 1));
+      }
+      if (least == 0) wait_a_little();
+    } while (__any_sync(kWholeWarp, least == 0));
+#pragma unroll
+    for (int row = 0; row < kRowsAtOnce; ++row) {
+      if (has_sum) *sum_places[row] = 0;
+      sums_[row] = join(sums_[row], word_sum(has_sum ? sums[row] : kNoSum));
+#pragma unroll
+      for (int i = 0; i < kRegisters; ++i) {
+        if (is_chunk(i))
+          key_places[row][32 * i] = 0;
+        else
+          keys[row][i] = kNothing;
+      }
+      keys[row][kRegisters] = best_[row];
+    }
+    // Neighbours first, then those two apart, and so on: the first has all in the end.
+#pragma unroll
+    for (int apart = 1; apart <= kRegisters; apart <<= 1)
+#pragma unroll
+      for (int i = 0; i + apart <= kRegisters; i += 2 * apart)
+#pragma unroll
+        for (int row = 0; row < kRowsAtOnce; ++row) keys[row][i] = merge(keys[row][i], keys[row][i + apart], kWidth - 1);
+#pragma unroll
+    for (int row = 0; row < kRowsAtOnce; ++row) best_[row] = keys[row][0];
+  }
+
+  // Of two sorted lists the best, sorted; the other one's lanes are reached backwards by `mirror`.
+  __device__ uint64_t merge(uint64_t own, uint64_t others, int mirror) const {
+    others = exchange(others, mirror);
+    uint64_t best = own > others ? own : others;
+#pragma unroll
+    for (int step = kWidth / 2; step > 0; step >>= 1) {
+      const uint64_t other = exchange(best, step);
+      best = (best > other) == ((lane_ & step) == 0) ? best : other;
+    }
+    return best;
+  }
+
+  // Of a row that there is: its candidates, and whether it is bad.
+  __device__ bool write(int row, int depth, float lse, const DraftLists& lists) const {
+    if (depth >= mail_.num_depths) return false;
+    const bool is_bad = is_bad_sum(sums_[row]);
+    if (lane_ < mail_.top_k) {
+      const uint64_t key = best_[row];
+      const float cost = fabsf(child_log_prob(key_score(key), lse));
+      lists.costs[depth * lists.stride + lane_] = is_bad || key <= kNothing ? __uint_as_float(kNoCost) : cost;
       lists.ids[depth * lists.stride + lane_] = key_node(key);
     }
     return is_bad;
   }
 
- private:
-  // Waits for the first keys of all lanes, and for their sums, and clears them; the words of all rows are in flight together.
-  // Lanes and rows without a chunk look at another one's of the same warp.
-  __device__ void deal(ExpSum* parts) {
-    uint64_t words[kRowsAtOnce];
-#pragma unroll
-    for (int row = 0; row < kRowsAtOnce; ++row) at_[row] = rank_[row] = 0;
-    bool is_here;
-    do {
-      WordPair found[kRowsAtOnce][kDealtKeys / 2];
-#pragma unroll
-      for (int row = 0; row < kRowsAtOnce; ++row) {
-        words[row] = look(mail_.sums + place_[row]);
-        look_at(row, 0, found[row]);
-      }
-      is_here = true;
-#pragma unroll
-      for (int row = 0; row < kRowsAtOnce; ++row) is_here = is_here & (words[row] != 0) & put(row, found[row]);
-      if (!is_here) wait_a_little();
-    } while (__any_sync(kWholeWarp, !is_here));
-#pragma unroll
-    for (int row = 0; row < kRowsAtOnce; ++row) {
-      mail_.sums[place_[row]] = 0;
-      clear(row, 0);
-      parts[row] = is_chunk_ ? word_sum(words[row]) : ExpSum{-INFINITY, 0.0f};
-      show(row);
-    }
-  }
-
-  // Clears the keys behind the first, which may come late and which nobody may have looked at. `found`: as they were some time
-  // ago.
-  __device__ void clear_rest(WordPair (*found)[kDealtKeys / 2]) {
-#pragma unroll 1
-    for (int rank = kDealtKeys; rank < mail_.top_k; rank += kDealtKeys) {
-      bool is_here = rank == kDealtKeys;
-      while (true) {
-#pragma unroll
-        for (int row = 0; row < kRowsAtOnce; ++row)
-#pragma unroll
-          for (int i = 0; i < kDealtKeys / 2; ++i)
-            is_here = is_here & (found[row][i].first != 0) & (found[row][i].second != 0);
-        if (!__any_sync(kWholeWarp, !is_here)) break;
-        if (!is_here) wait_a_little();
-#pragma unroll
-        for (int row = 0; row < kRowsAtOnce; ++row) look_at(row, rank, found[row]);
-        is_here = true;
-      }
-#pragma unroll
-      for (int row = 0; row < kRowsAtOnce; ++row) clear(row, rank);
-    }
-  }
-
-  __device__ void clear(int row, int rank) const {
-    uint64_t* keys = mail_.keys + place_[row] * chunk_keys(mail_.top_k) + rank;
-#pragma unroll
-    for (int i = 0; i < kDealtKeys; i += 2) clear_twice(keys + i);
-  }
-
-  // Keys from rank `rank` on, as they are now.
-  __device__ void look_at(int row, int rank, WordPair* found) const {
-    const uint64_t* keys = mail_.keys + place_[row] * chunk_keys(mail_.top_k) + rank;
-#pragma unroll
-    for (int i = 0; i < kDealtKeys / 2; ++i) found[i] = look_twice(keys + 2 * i);
-  }
-
-  // To shared memory; false if some have not come.
-  __device__ bool put(int row, const WordPair* found) {
-    bool is_here = true;
-#pragma unroll
-    for (int i = 0; i < kDealtKeys / 2; ++i) {
-      is_here = is_here & (found[i].first != 0) & (found[i].second != 0);
-      shared_[row].dealt[2 * i][lane_] = found[i].first;
-      shared_[row].dealt[2 * i + 1][lane_] = found[i].second;
-    }
-    return is_here;
-  }
-
-  // The head of what has been put. The whole warp.
-  __device__ void show(int row) {
-    if (mail_.num_chunks > 32 && is_carried_)
-#pragma unroll 1
-      for (int i = 0; i < kDealtKeys; ++i) shared_[row].dealt[i][lane_] = shared_[row].carried[rank_[row] + i];
-    const bool has_keys = is_chunk_ || is_carried_;
-    shared_[row].dealt[kDealtKeys][lane_] = rank_[row] + kDealtKeys < mail_.top_k ? kAskForMore : 0;
-    shared_[row].dealt[kDealtKeys + 1][lane_] = 0;
-    head_[row] = has_keys ? shared_[row].dealt[at_[row]][lane_] : 0;
-    next_[row] = has_keys ? shared_[row].dealt[at_[row] + 1][lane_] : 0;
-  }
-
-  // The top_k best of all lanes' keys, zeros behind them; and each row's sum of all lanes' in every lane. A step of the one
-  // waits for votes while a step of the other waits for words.
-  __device__ void take(ExpSum* parts) {
-    float sums[kRowsAtOnce];
-#pragma unroll
-    for (int row = 0; row < kRowsAtOnce; ++row) {
-      const float base = score_of(warp_max(ordered_score(parts[row].base)));
-      sums[row] = parts[row].sum * fast_exp(parts[row].base - exp_base(base));
-      parts[row].base = base;
-      shared_[row].best[lane_] = 0;
-    }
-    __syncwarp();
-    int step = 16;
-#pragma unroll 1
-    for (int rank = 0; rank < mail_.top_k; ++rank) {
-      uint32_t most[kRowsAtOnce], votes[kRowsAtOnce];
-#pragma unroll
-      for (int row = 0; row < kRowsAtOnce; ++row) most[row] = warp_max(score_word(row));
-#pragma unroll
-      for (int row = 0; row < kRowsAtOnce; ++row) {
-        const float others = __shfl_xor_sync(kWholeWarp, sums[row], step);
-        sums[row] += step > 0 ? others : 0.0f;
-      }
-      step >>= 1;
-#pragma unroll
-      for (int row = 0; row < kRowsAtOnce; ++row)
-        if (most[row] == static_cast<uint32_t>(kAskForMore >> 32)) most[row] = deal_more(row);
-#pragma unroll
-      for (int row = 0; row < kRowsAtOnce; ++row)  // nobody has a key of score 0
-        votes[row] = __ballot_sync(kWholeWarp, score_word(row) == max(most[row], 1u));
-#pragma unroll
-      for (int row = 0; row < kRowsAtOnce; ++row) {
-        const bool wins = (votes[row] & (lanes_below(lane_) | 1u << lane_)) == 1u << lane_;
-        if (wins) shared_[row].best[rank] = head_[row];
-        head_[row] = wins ? next_[row] : head_[row];
-        at_[row] += wins ? 1 : 0;
-        next_[row] = shared_[row].dealt[at_[row] + 1][lane_];
-      }
-    }
-    for (; step > 0; step >>= 1)  // few were taken
-#pragma unroll
-      for (int row = 0; row < kRowsAtOnce; ++row) sums[row] += __shfl_xor_sync(kWholeWarp, sums[row], step);
-#pragma unroll
-    for (int row = 0; row < kRowsAtOnce; ++row) parts[row].sum = sums[row];
-    __syncwarp();
-    if (mail_.num_chunks <= 32) return;
-#pragma unroll
-    for (int row = 0; row < kRowsAtOnce; ++row) shared_[row].carried[lane_] = shared_[row].best[lane_];
-    __syncwarp();
-  }
-
-  // Lanes that have had all that were dealt get the next ones. Returns the best of the heads. The whole warp.
-  __device__ uint32_t deal_more(int row) {
-    bool waits = head_[row] == kAskForMore;
-    if (waits) {
-      rank_[row] += kDealtKeys;
-      at_[row] = 0;
-    }
-    do {
-      WordPair found[kDealtKeys / 2];
-      if (waits) {
-        look_at(row, rank_[row], found);
-        waits = !put(row, found);
-      }
-      if (waits) wait_a_little();
-    } while (__any_sync(kWholeWarp, waits));
-    show(row);
-    return warp_max(score_word(row));
-  }
-
-  __device__ uint32_t score_word(int row) const { return static_cast<uint32_t>(head_[row] >> 32); }
+  __device__ static uint32_t any_bits(uint64_t word) { return static_cast<uint32_t>(word >> 32) | static_cast<uint32_t>(word); }
 
   const ChunkMail& mail_;
-  RowShared* shared_;  // [kRowsAtOnce]
   const int lane_;
-  bool is_chunk_, is_carried_;  // what the lane's keys are of
-  int place_[kRowsAtOnce];      // of its chunk, among those of the batch row
-  uint64_t head_[kRowsAtOnce], next_[kRowsAtOnce];
-  int at_[kRowsAtOnce];    // of the head, among those that are dealt
-  int rank_[kRowsAtOnce];  // of the first of them
+  int first_[kRowsAtOnce];  // of the row's chunks, among those of the batch row
+  uint64_t best_[kRowsAtOnce];
+  ExpSum sums_[kRowsAtOnce];
 };
+
+// A warp's rows of a block. Returns whether one of them is bad.
+template <int kWidth>
+__device__ __forceinline__ bool merge_lists(const ChunkMail& mail, const DraftLists& lists) {
+  bool is_bad = false;
+#pragma unroll 1
+  for (int first = warp_index(); first < mail.num_depths; first += kRowsAtOnce * kDraftWarps)
+    is_bad |= RowMerge<kWidth>(mail).run(first, kDraftWarps, lists);
+  return is_bad;
+}
+
+// kIsWide: for a top_k above 8, whose lists are longer; in kernels of their own, since they take registers.
+template <bool kIsWide>
+__device__ __forceinline__ bool merge_rows(const ChunkMail& mail, const DraftLists& lists) {
+  if (!kIsWide) return merge_lists<8>(mail, lists);
+  return mail.top_k <= 16 ? merge_lists<16>(mail, lists) : merge_lists<32>(mail, lists);
+}
 
 }  // namespace flashtrie
 #endif

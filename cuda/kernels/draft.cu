@@ -33,21 +33,19 @@ struct DraftParams {
   int32_t sums_only;     // leave the chunks' sums in the workspace, and no tree
 };
 
-// Rows are merged beside what is left of a scan; a tree comes after both.
+// Rows are merged beside what is left of a scan; a tree comes after it.
 struct alignas(16) FinishShared {
   union {
-    struct {
-      ScanShared scan;
-      RowShared rows[kDraftWarps][kRowsAtOnce];
-    };
+    ScanShared scan;
     TreeShared tree;
   };
   ChildNumbers numbers;
 };
 
-static_assert(sizeof(FinishShared) == 45920, "FINISH_BYTES of cuda_draft_layout.py");
+static_assert(sizeof(FinishShared) == 30960, "FINISH_BYTES of cuda_draft_layout.py");
 
 // The finisher of a batch row: chunks to candidate lists, lists to a tree, tree to outputs.
+template <bool kIsWide>
 class Finish {
  public:
   __device__ Finish(const DraftParams& params, int64_t batch, unsigned char* memory)
@@ -67,7 +65,9 @@ class Finish {
     TreeLevels levels(lists_, shared_.numbers, shared_.tree, sizes_.num_nodes);
     clear_ends();
     number_children(shared_.numbers, sizes_.num_nodes, sizes_.top_k);
-    const bool is_bad = __syncthreads_or(merge());
+    touch(params_.out);
+    const ChunkMail mail{keys(), sums(), depths_, params_.num_chunks, sizes_.top_k};
+    const bool is_bad = __syncthreads_or(merge_rows<kIsWide>(mail, lists_));
     write(grow(levels), root, base_length, is_bad);
   }
 
@@ -87,17 +87,6 @@ class Finish {
         lists_.costs[depth * lists_.stride + rank] = __uint_as_float(kNoCost);
   }
 
-  // Returns whether a row of this warp is bad.
-  __device__ bool merge() {
-    const int warp = warp_index();
-    const ChunkMail mail{keys(), sums(), depths_, params_.num_chunks, sizes_.top_k};
-    bool is_bad = false;
-#pragma unroll 1
-    for (int first = warp; first < depths_; first += kRowsAtOnce * kDraftWarps)
-      is_bad |= RowMerge(mail, shared_.rows[warp]).run(first, kDraftWarps, lists_);
-    return is_bad;
-  }
-
   __device__ Tree grow(TreeLevels& levels) {
     TreeShared& shared = shared_.tree;
     const Tree tree = levels.grow(depths_);
@@ -105,8 +94,6 @@ class Finish {
     if (warp_index() == 0)
       shared.size = sizes_.num_nodes <= 32 ? TreePick<1>(lists_, shared, sizes_.num_nodes).run()
                                            : TreePick<2>(lists_, shared, sizes_.num_nodes).run();
-    else
-      touch(params_.out);
     __syncthreads();
     return {shared.nodes[0], shared.size};
   }
@@ -154,7 +141,7 @@ class Finish {
   DraftLists lists_;
 };
 
-template <typename T>
+template <typename T, bool kIsWide>
 __device__ __forceinline__ void build(const DraftParams& params, unsigned char* memory) {
   const DraftSizes& sizes = params.sizes;
   const uint32_t chunks = params.num_chunks, depths = sizes.num_depths();  // grid: chunks, depths and perhaps a spare one, batch rows
@@ -178,7 +165,7 @@ __device__ __forceinline__ void build(const DraftParams& params, unsigned char* 
                                         place, ticket, num_tickets - 1);
     if (params.sums_only || !is_finisher) return;
   }
-  Finish(params, batch, memory).run();
+  Finish<kIsWide>(params, batch, memory).run();
 }
 
 }  // namespace flashtrie
@@ -193,18 +180,16 @@ __device__ __forceinline__ unsigned char* block_memory() {
   return static_cast<unsigned char*>(__cvta_shared_to_generic(address));
 }
 
-extern "C" {
-__global__ void __launch_bounds__(flashtrie::kDraftThreads, flashtrie::kBlocksAtOnce)
-    draft_float32(const __grid_constant__ flashtrie::DraftParams params) {
-  flashtrie::build<float>(params, block_memory());
-}
-__global__ void __launch_bounds__(flashtrie::kDraftThreads, flashtrie::kBlocksAtOnce)
-    draft_float16(const __grid_constant__ flashtrie::DraftParams params) {
-  flashtrie::build<__half>(params, block_memory());
-}
-__global__ void __launch_bounds__(flashtrie::kDraftThreads, flashtrie::kBlocksAtOnce)
-    draft_bfloat16(const __grid_constant__ flashtrie::DraftParams params) {
-  flashtrie::build<flashtrie::Bfloat16>(params, block_memory());
-}
-}
+#define FT_DRAFT_KERNEL(name, T, is_wide)                                                             \
+  extern "C" __global__ void __launch_bounds__(flashtrie::kDraftThreads, flashtrie::kBlocksAtOnce)    \
+      name(const __grid_constant__ flashtrie::DraftParams params) {                                   \
+    flashtrie::build<T, is_wide>(params, block_memory());                                             \
+  }
+
+FT_DRAFT_KERNEL(draft_float32, float, false)
+FT_DRAFT_KERNEL(draft_float16, __half, false)
+FT_DRAFT_KERNEL(draft_bfloat16, flashtrie::Bfloat16, false)
+FT_DRAFT_KERNEL(draft_float32_wide, float, true)
+FT_DRAFT_KERNEL(draft_float16_wide, __half, true)
+FT_DRAFT_KERNEL(draft_bfloat16_wide, flashtrie::Bfloat16, true)
 #endif

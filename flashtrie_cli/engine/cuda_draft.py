@@ -156,7 +156,7 @@ def _prepare(
         params.sums_only = int(constraint is not None)
         num_chunks = params.num_chunks
         needed = layout.shared_bytes(plan)
-        kernel = module.kernel(f"draft_{plan.logit_type}", needed)
+        kernel = module.kernel(layout.kernel_name(plan), needed)
         launches.append(cuda_launch.PreparedLaunch(kernel, grid, layout.THREADS, needed, params))
     if constraint is None:
         return launches, None

@@ -15,10 +15,12 @@ TILE_LOGITS = 8192
 """Most logits that one block reads at a time (kTileLogits)."""
 SCAN_BYTES = 11_536
 """Shared memory of a block's scan (ScanShared)."""
-FINISH_BYTES = 45_920
+FINISH_BYTES = 30_960
 """Shared memory of a block that merges rows and grows a tree (FinishShared), before its lists."""
-DEALT_KEYS = 4
-"""A chunk sends a multiple of so many keys (kDealtKeys)."""
+LEAST_KEYS = 8
+"""A chunk sends so many keys at least (kLeastKeys)."""
+KEYS_AT_ONCE = 5 * 32
+"""Keys of a row that a warp reads at once (32 kRegisters), those behind the row's last chunk included."""
 BLOCKS_PER_MULTIPROCESSOR = 3
 """Blocks that run at once (kBlocksAtOnce)."""
 FEW_ROUNDS, MANY_ROUNDS = 1.25, 16
@@ -211,7 +213,7 @@ def _workspace_parts(plan: DraftPlan, constrained: bool) -> dict[str, int]:
     sizes = {
         "tickets": 4 * plan.batch_size,
         "chunk_sums": 8 * chunks,
-        "chunk_keys": 8 * chunks * (-(-plan.top_k // DEALT_KEYS) * DEALT_KEYS),
+        "chunk_keys": 8 * (chunks * max(1 << (plan.top_k - 1).bit_length(), LEAST_KEYS) + KEYS_AT_ONCE),
         "levels": _LEVEL_NODE_BYTES * plan.batch_size * (plan.num_depths + 1) * plan.num_nodes
         if constrained
         else 0,
@@ -232,6 +234,11 @@ def num_zeros(plan: DraftPlan) -> int:
 def workspace_size(plan: DraftPlan, constrained: bool = False) -> int:
     """Bytes of workspace, the same for every logit type."""
     return max(_workspace_parts(plan, constrained)["end"], 1)
+
+
+def kernel_name(plan: DraftPlan) -> str:
+    """The kernel of kernels/draft.cu: one for each type of logits, and another one where longer lists are merged."""
+    return f"draft_{plan.logit_type}{'_wide' if plan.top_k > LEAST_KEYS else ''}"
 
 
 def shared_bytes(plan: DraftPlan) -> int:

@@ -19,15 +19,20 @@ int run_legal(const LegalParams<Rules>& params, uint32_t num_blocks, size_t shar
   return simt::launch(num_blocks, 1, kDraftThreads, shared_bytes, seed, run) ? 0 : 1;
 }
 
+template <bool kIsWide>
+void run_draft(const DraftParams& params, unsigned char* shared) {
+  if (params.sizes.logit_type == kFloat32) build<float, kIsWide>(params, shared);
+  if (params.sizes.logit_type == kFloat16) build<__half, kIsWide>(params, shared);
+  if (params.sizes.logit_type == kBfloat16) build<Bfloat16, kIsWide>(params, shared);
+}
+
 extern "C" {
 
 int emulate_draft(const DraftParams* params, uint32_t x, uint32_t y, uint32_t z, size_t shared_bytes, uint32_t seed) {
   gridDim = {x, y, z};
   block_flags.assign(x * y * z, 0);
   const auto run = [&](unsigned char* shared) {
-    if (params->sizes.logit_type == kFloat32) build<float>(*params, shared);
-    if (params->sizes.logit_type == kFloat16) build<__half>(*params, shared);
-    if (params->sizes.logit_type == kBfloat16) build<Bfloat16>(*params, shared);
+    params->sizes.top_k > 8 ? run_draft<true>(*params, shared) : run_draft<false>(*params, shared);
   };
   return simt::launch(x * y * z, 1, kDraftThreads, shared_bytes, seed, run) ? 0 : 1;
 }
