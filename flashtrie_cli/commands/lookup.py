@@ -45,7 +45,7 @@ def command(
     """Look keys up.
 
     TSV: the line as given, then `key id` and `value` (exact; - where not found), or `key`, `key id` and `value` of
-    each answer. Lines come in input order.
+    each answer. Lines come in input order; with `--json` each says which line it answers, `query`, from 0.
     """
     from flashtrie_cli.commands.common import thread_count
     from flashtrie_cli.errors import UsageError
@@ -105,7 +105,7 @@ def _json(answer: Answer, mode: str) -> bytes:
         return b""
     row: dict[str, Any] = {
         "schema": "flashtrie.lookup/1",
-        "query": answer.number,
+        "query": answer.number - 1,  # from 0, as everywhere in results
         "line": answer.line.decode("utf-8", "surrogateescape"),
     }
     if mode == "exact":

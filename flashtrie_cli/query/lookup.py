@@ -35,7 +35,8 @@ class Questions:
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer to one line; ``key_id`` None: there is none. ``is_new``: the first answer to its line."""
+    """One answer to one line, the ``number``-th of the input, from 1; ``key_id`` None: there is none. ``is_new``: the
+    first answer to its line."""
 
     line: bytes
     number: int

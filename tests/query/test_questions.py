@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,10 @@ def test_limits(
     assert keys_of(below, 2) == keys_of(before, 2) == keys_of(below, 3) == [None]
     assert [answer.number for answer in below if answer.is_new] == [1, 2, 3]
     assert [answer.number for answer in before if answer.is_new] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("mode", ["exact", "prefix", "common-prefix"])
+def test_json_counts_lines_from_0(flashtrie: Run, ids_index: Path, mode: str) -> None:
+    done = flashtrie("lookup", ids_index, "--mode", mode, "--json", "--quiet", stdin=b"123456\n7 8\n7 8\n")
+    numbers = [json.loads(line)["query"] for line in done.stdout.splitlines()]
+    assert sorted(set(numbers)) == ([0, 1, 2] if mode == "exact" else [1, 2])
