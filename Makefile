@@ -38,10 +38,11 @@ test-gpu:
 bench-gpu:
 	PYTHONPATH=. $(PYTHON) docs/benchmarks/gpu_search.py $(LOAD)
 
-# compute-sanitizer over searches by every kernel, and over token masks and token-trie steps.
+# compute-sanitizer over searches by every kernel, over token masks and token-trie steps, and over draft trees.
 sanitize-gpu:
 	PYTHONPATH=. $(PYTHON) docs/benchmarks/sanitize_search.py
 	PYTHONPATH=. $(PYTHON) docs/benchmarks/sanitize_masks.py
+	PYTHONPATH=. $(PYTHON) docs/benchmarks/sanitize_draft.py
 
 clean:
 	rm -rf build $(VENV) flashtrie_cli/_native*.so
