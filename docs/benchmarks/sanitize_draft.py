@@ -2,9 +2,9 @@
 
 usage: sanitize_draft.py     (from the checkout)
 
-All types of logits, short and long lists, more chunks than a warp takes at once, ties, deep trees, and trees held to a trie
-and to masks. Each tree is compared with the CPU's: the same where no two scores are near each other, else the same scores.
-Exit 1 where a tool reports an error, or an answer differs.
+All types of logits, short and long lists, more chunks than a warp takes at once, ties, deep trees, and trees held to a
+trie and to masks. Each tree is compared with the CPU's: the same where no two scores are near each other, else the same
+scores. Exit 1 where a tool reports an error, or an answer differs.
 """
 
 from __future__ import annotations
