@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 namespace flashtrie {
 namespace {
 
-// States looked at together, so that their cache misses overlap.
-constexpr size_t kGroup = 32;
+// States looked up together, and of those listed together, so that their cache misses overlap.
+constexpr size_t kChunk = 256, kGroup = 32;
 // Tokens that are listed without a branch for each: as many as most states have, and what is none is written over.
 constexpr uint32_t kStraight = 4;
 // Lists longer than this are set row by row where no states share rows: their words fill the caches anyway.
@@ -15,32 +16,51 @@ constexpr uint32_t kLongList = 32;
 constexpr uint32_t kEndList = 256, kNoList = 257;  // behind the lists of the bytes
 constexpr uint32_t kNoState = kRejected;
 
-}  // namespace
-
-uint64_t* MaskRows::BitList::make_room(size_t row, size_t count) {
-  const size_t end = begins_[row] + count;
-  if (end > bits_.size()) bits_.resize(2 * end);
-  return bits_.data() + begins_[row];
+size_t checked_size(const MaskSet& masks, size_t num_rows) {
+  const size_t total = num_rows + masks.dense_nodes().size();
+  if (total > UINT32_MAX / masks.num_words()) throw std::length_error("more than 2^32 words of mask rows");
+  return total * masks.num_words();
 }
 
-void MaskRows::BitList::append_rows(const BitList& other, size_t first) {
-  for (size_t row = first; row + 1 < begins_.size(); ++row) {
-    const size_t count = other.begins_[row + 1] - other.begins_[row];
-    std::copy_n(other.begin(row), count, make_room(row, count));
-    end_row(row, count);
+// The words of a row that begins at word `base`, and the tokens.
+inline void list_tokens(const uint32_t* values, uint32_t count, int32_t shift, uint32_t base, uint32_t* words,
+                        uint32_t* tokens) {
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t token = values[i] >> shift;
+    words[i] = base + token / kMaskWordBits;
+    tokens[i] = token;
   }
 }
 
-void MaskRows::BitList::clear() { std::fill(begins_.begin(), begins_.end(), 0); }
+// All that is read before anything is written, so that it is done in vectors.
+inline void list_straight(const uint32_t* values, int32_t shift, uint32_t base, uint32_t* words, uint32_t* tokens) {
+  uint32_t listed[kStraight];
+  for (uint32_t i = 0; i < kStraight; ++i) listed[i] = values[i] >> shift;
+  for (uint32_t i = 0; i < kStraight; ++i) words[i] = base + listed[i] / kMaskWordBits;
+  for (uint32_t i = 0; i < kStraight; ++i) tokens[i] = listed[i];
+}
+
+}  // namespace
+
+void MaskRows::WordList::append_rows(const WordList& other, size_t first) {
+  const size_t from = other.begins_[first], count = other.begins_.back() - from, size = begins_[first];
+  if (size + count > room()) make_room(size + count);
+  std::copy_n(other.words_.begin() + from, count, words_.begin() + size);
+  for (size_t row = first; row + 1 < begins_.size(); ++row) end_row(row, other.begins_[row + 1] - from + size);
+}
+
+void MaskRows::WordList::clear() { std::fill(begins_.begin(), begins_.end(), 0); }
 
 MaskRows::MaskRows(const MaskSet& masks, size_t num_rows)
-    : masks_(masks), words_((num_rows + masks.dense_nodes().size()) * masks.num_words()), shown_(num_rows), fresh_(num_rows), long_(num_rows),
+    : masks_(masks), words_(checked_size(masks, num_rows)), shown_(num_rows), fresh_(num_rows), long_(num_rows),
       num_entries_(row_word(masks.view().rows, masks.view().num_nodes)) {
   const MaskView& view = masks_.view();
-  const uint32_t num_of_bytes = view.bytes.begins[256];
-  extra_begins_.assign(view.bytes.begins, view.bytes.begins + 257);
-  extra_begins_.insert(extra_begins_.end(), 2, num_of_bytes + view.num_eos);
-  extra_tokens_.assign(view.bytes.tokens, view.bytes.tokens + num_of_bytes);
+  const uint32_t* const begins = view.bytes.begins;
+  for (uint32_t byte = 0; byte < 256; ++byte) extras_.push_back({begins[byte], begins[byte + 1] - begins[byte]});
+  extras_.push_back({begins[256], view.num_eos});
+  extras_.push_back({begins[256] + view.num_eos, 0});
+  for (const Extra extra : extras_) most_extra_ = std::max(most_extra_, extra.count);
+  extra_tokens_.assign(view.bytes.tokens, view.bytes.tokens + begins[256]);
   extra_tokens_.insert(extra_tokens_.end(), view.eos, view.eos + view.num_eos);
   extra_tokens_.insert(extra_tokens_.end(), kStraight, 0);  // read beyond a list's end
   forget();
@@ -54,24 +74,18 @@ void MaskRows::forget() {
   shown_.clear();
 }
 
-// The tokens of a state, as bits of its row, behind those of the rows before.
-void MaskRows::list_bits(size_t row, EntryRange range) {
+void MaskRows::make_room(size_t size) {
+  tokens_.resize(size);
+  fresh_.make_room(size);
+}
+
+void MaskRows::ask_for(const uint32_t* states, size_t count, RowParts* parts) const {
   const MaskView& view = masks_.view();
-  const uint32_t list = range.single ? range.byte : range.terminal ? kEndList : kNoList;
-  const uint32_t begin = extra_begins_[list], num_extra = extra_begins_[list + 1] - begin, count = range.count();
-  const uint64_t base = uint64_t(row) * masks_.num_words() * kMaskWordBits;
-  const uint32_t* const entries = view.entries + range.first;
-  const int32_t hop_bits = view.hop_bits;
-  uint64_t* out = fresh_.make_room(row, count + num_extra + 2 * kStraight);
-  uint32_t listed = 0;
-  if (range.first + kStraight <= num_entries_)
-    for (; listed < kStraight; ++listed) out[listed] = base + (entries[listed] >> hop_bits);
-  for (; listed < count; ++listed) out[listed] = base + (entries[listed] >> hop_bits);
-  out += count;
-  const uint32_t* const extras = extra_tokens_.data() + begin;
-  for (listed = 0; listed < kStraight; ++listed) out[listed] = base + extras[listed];
-  for (; listed < num_extra; ++listed) out[listed] = base + extras[listed];
-  fresh_.end_row(row, count + num_extra);
+  for (size_t i = 0; i < count; ++i) masks_.prefetch_row(states[i]);
+  for (size_t i = 0; i < count; ++i) {
+    parts[i] = {row_word(view.rows, states[i]), view.rows[size_t(states[i]) * kRowHalves + 2]};
+    __builtin_prefetch(view.entries + (parts[i].word & kEntryBits));
+  }
 }
 
 // Shows a state with a long list, each row for itself.
@@ -92,39 +106,90 @@ void MaskRows::clear_long(size_t row) {
   long_[row] = kNoState;
 }
 
+// Whether a state with a long list needs no listing: it is set row by row, or has a dense row and may be shown by that.
+bool MaskRows::show_elsewhere(size_t row, uint32_t state, int32_t* at) {
+  if (at == nullptr) {
+    show_long(row, state, entry_range(masks_.view(), state));
+    return true;
+  }
+  const size_t dense = masks_.dense_index(state);
+  if (dense == num_shared()) return false;
+  at[row] = static_cast<int32_t>(num_rows() + dense);
+  return true;
+}
+
+// What listing needs, by value: what a loop writes can then not be what it reads.
+struct MaskRows::Lister {
+  const uint32_t* entries;
+  const Extra* extras;
+  const uint32_t* extra_tokens;
+  uint32_t num_entries;
+  int32_t hop_bits;
+
+  // The words of a state and its tokens, as many as it answers; up to kStraight more are scribbled on.
+  uint32_t list(RowParts row, uint32_t count, uint32_t base, uint32_t* words, uint32_t* tokens) const {
+    const uint32_t first = row.word & kEntryBits;
+    const bool is_inside = first + kStraight <= num_entries;
+    if (is_inside) list_straight(entries + first, hop_bits, base, words, tokens);
+    if (count > kStraight || !is_inside) list_tokens(entries + first, count, hop_bits, base, words, tokens);
+    uint32_t which = (row.word & kTerminalBit) != 0 ? kEndList : kNoList;
+    if ((row.word & kSingleBit) != 0) which = row.rest & 255;
+    const Extra extra = extras[which];
+    const uint32_t* const more = extra_tokens + extra.first;
+    list_straight(more, 0, base, words + count, tokens + count);
+    if (extra.count > kStraight) list_tokens(more, extra.count, 0, base, words + count, tokens + count);
+    return count + extra.count;
+  }
+};
+
+// Lists the words of rows [begin, end) behind the first `size` and asks for them; answers how many there are then.
+size_t MaskRows::list_group(const uint32_t* states, const RowParts* parts, size_t begin, size_t end, int32_t* at,
+                            size_t size) {
+  const MaskView& view = masks_.view();
+  const Lister lister{view.entries, extras_.data(), extra_tokens_.data(), num_entries_, view.hop_bits};
+  const uint32_t num_words = masks_.num_words(), most_extra = most_extra_;
+  uint32_t *fresh = fresh_.data(), *tokens = tokens_.data();
+  size_t room = fresh_.room();
+  const size_t before = size;
+  for (size_t row = begin; row < end; ++row) {
+    const RowParts part = parts[row - begin];
+    uint32_t count = part.rest >> 8;
+    if (at != nullptr) at[row] = static_cast<int32_t>(row);
+    if (count > kLongList) {
+      if (show_elsewhere(row, states[row], at)) {
+        fresh_.end_row(row, size);
+        continue;
+      }
+      count = entry_range(view, states[row]).count();
+    }
+    clear_long(row);
+    if (size + count + most_extra + kStraight > room) {
+      room = 2 * (size + count + most_extra + kStraight);
+      make_room(room);
+      fresh = fresh_.data(), tokens = tokens_.data();
+    }
+    size += lister.list(part, count, static_cast<uint32_t>(row) * num_words, fresh + size, tokens + size);
+    fresh_.end_row(row, size);
+  }
+  for (size_t i = before; i < size; ++i) __builtin_prefetch(words_.data() + fresh[i], 1);
+  return size;
+}
+
 // Three loops over all rows, because the words lie apart from one another and each is a cache miss: those that are
 // shown are cleared, the new ones listed and asked for, and then set. No branch waits for any of them.
 void MaskRows::show(const uint32_t* states, size_t count, int32_t* at) {
-  const MaskView& view = masks_.view();
   uint32_t* const words = words_.data();
-  const uint64_t* const last_shown = shown_.begin(count);
-  for (const uint64_t* bit = shown_.begin(0); bit < last_shown; ++bit) words[*bit / kMaskWordBits] = 0;
-  EntryRange ranges[kGroup];
+  const uint32_t* const shown = shown_.data();
+  for (size_t i = 0, num_shown = shown_.begin(count); i < num_shown; ++i) words[shown[i]] = 0;
+  if (fresh_.room() < tokens_.size()) fresh_.make_room(tokens_.size());
+  RowParts parts[kChunk];
+  size_t size = 0;
   for (size_t begin = 0; begin < count; begin += kGroup) {
-    const size_t end = std::min(count, begin + kGroup);
-    for (size_t i = begin; i < end; ++i) masks_.prefetch_row(states[i]);
-    for (size_t i = begin; i < end; ++i) {
-      ranges[i - begin] = entry_range(view, states[i]);
-      __builtin_prefetch(view.entries + ranges[i - begin].first);
-    }
-    for (size_t i = begin; i < end; ++i) {
-      const EntryRange range = ranges[i - begin];
-      const uint32_t* const dense = at == nullptr ? nullptr : masks_.dense_row(states[i], range);
-      if (at != nullptr) at[i] = static_cast<int32_t>(dense == nullptr ? i : num_rows() + masks_.number_of(dense));
-      const bool is_long = at == nullptr && range.count() > kLongList;
-      if (dense != nullptr || is_long) {
-        if (dense == nullptr) show_long(i, states[i], range);
-        fresh_.end_row(i, 0);
-        continue;
-      }
-      clear_long(i);
-      list_bits(i, range);
-    }
-    const uint64_t* const last = fresh_.begin(end);
-    for (const uint64_t* bit = fresh_.begin(begin); bit < last; ++bit) __builtin_prefetch(words + *bit / kMaskWordBits, 1);
+    if (begin % kChunk == 0) ask_for(states + begin, std::min(kChunk, count - begin), parts);
+    size = list_group(states, parts + begin % kChunk, begin, std::min(count, begin + kGroup), at, size);
   }
-  const uint64_t* const last = fresh_.begin(count);
-  for (const uint64_t* bit = fresh_.begin(0); bit < last; ++bit) words[*bit / kMaskWordBits] |= uint32_t(1) << (*bit % kMaskWordBits);
+  const uint32_t *const fresh = fresh_.data(), *const tokens = tokens_.data();
+  for (size_t i = 0; i < size; ++i) words[fresh[i]] |= uint32_t(1) << (tokens[i] % kMaskWordBits);
   if (count < num_rows()) fresh_.append_rows(shown_, count);
   std::swap(shown_, fresh_);
 }

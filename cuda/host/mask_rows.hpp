@@ -10,7 +10,7 @@ namespace flashtrie {
 // states may share.
 class MaskRows {
  public:
-  MaskRows(const MaskSet& masks, size_t num_rows);
+  MaskRows(const MaskSet& masks, size_t num_rows);  // std::length_error for more than 2^32 words
   void fill(const uint32_t* states, size_t count) { show(states, count, nullptr); }  // rows [0, count)
   // The same, but a state with a dense row is shown by that one, nothing copied: at[i] is the row of state i.
   void share(const uint32_t* states, size_t count, int32_t* at) { show(states, count, at); }
@@ -21,23 +21,40 @@ class MaskRows {
   size_t num_shared() const { return masks_.dense_nodes().size(); }
 
  private:
-  // The bits that stand for the tokens of states, counted from the first row's first, in the order of the rows.
-  class BitList {
+  // Words of the rows, counted from the first row's first, in the order of the rows.
+  class WordList {
    public:
-    explicit BitList(size_t num_rows) : begins_(num_rows + 1, 0) {}
-    const uint64_t* begin(size_t row) const { return bits_.data() + begins_[row]; }
-    uint64_t* make_room(size_t row, size_t count);  // for the row behind those that are there
-    void end_row(size_t row, size_t count) { begins_[row + 1] = begins_[row] + count; }
-    void append_rows(const BitList& other, size_t first);  // from `first` on, which is the next
+    explicit WordList(size_t num_rows) : begins_(num_rows + 1, 0) {}
+    uint32_t* data() { return words_.data(); }
+    size_t room() const { return words_.size(); }
+    void make_room(size_t size) { words_.resize(size); }
+    size_t begin(size_t row) const { return begins_[row]; }
+    void end_row(size_t row, size_t end) { begins_[row + 1] = end; }
+    void append_rows(const WordList& other, size_t first);  // from `first` on, which is the next
     void clear();
 
    private:
-    std::vector<uint64_t> bits_;
+    std::vector<uint32_t> words_;
     std::vector<size_t> begins_;
   };
 
+  // Where a node's entries begin, its two bits and what else its row says: copied out of it for a group of states.
+  struct RowParts {
+    uint32_t word, rest;
+  };
+
+  // Tokens that are no entries: of extra_tokens_.
+  struct Extra {
+    uint32_t first, count;
+  };
+
+  struct Lister;
+
   void show(const uint32_t* states, size_t count, int32_t* at);
-  void list_bits(size_t row, EntryRange range);
+  void ask_for(const uint32_t* states, size_t count, RowParts* parts) const;
+  size_t list_group(const uint32_t* states, const RowParts* parts, size_t begin, size_t end, int32_t* at, size_t size);
+  bool show_elsewhere(size_t row, uint32_t state, int32_t* at);
+  void make_room(size_t size);
   void show_long(size_t row, uint32_t state, EntryRange range);
   void clear_long(size_t row);
 
@@ -45,11 +62,12 @@ class MaskRows {
 
   const MaskSet& masks_;
   HugeWords words_;
-  BitList shown_, fresh_;
-  std::vector<uint32_t> long_;  // the state of each row that shows a long list, which is not in shown_; or kNoState
-  // The tokens of single bytes, then the ends; list b of extra_tokens_ begins at extra_begins_[b].
-  std::vector<uint32_t> extra_begins_, extra_tokens_;
-  uint32_t num_entries_;
+  WordList shown_, fresh_;        // those that are not zero; those that a fill sets
+  std::vector<uint32_t> tokens_;  // whose bits fresh_ are, one a word
+  std::vector<uint32_t> long_;    // the state of each row that shows a long list, which is not in shown_; or kNoState
+  std::vector<Extra> extras_;     // of each byte, of a terminal node, of any other
+  std::vector<uint32_t> extra_tokens_;
+  uint32_t num_entries_, most_extra_ = 0;
 };
 
 }  // namespace flashtrie

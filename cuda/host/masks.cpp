@@ -97,17 +97,18 @@ MaskSet::MaskSet(const MaskView& masks)
   }
 }
 
-const uint32_t* MaskSet::dense_row(uint32_t state, EntryRange range) const {
-  if (range.count() <= kDenseLength) return nullptr;
+size_t MaskSet::dense_index(uint32_t state) const {
   const auto found = state == 0 ? dense_nodes_.begin()  // where one generation of six is
                                 : std::lower_bound(dense_nodes_.begin(), dense_nodes_.end(), state);
-  if (found == dense_nodes_.end() || *found != state) return nullptr;
-  return &dense_words_[static_cast<size_t>(found - dense_nodes_.begin()) * num_words_];
+  const bool is_dense = found != dense_nodes_.end() && *found == state;
+  return static_cast<size_t>((is_dense ? found : dense_nodes_.end()) - dense_nodes_.begin());
 }
 
 // Whose row is copied rather than set bit by bit.
 const uint32_t* MaskSet::copied_row(uint32_t state, EntryRange range) const {
-  return range.count() > kCopiedLength ? dense_row(state, range) : nullptr;
+  if (range.count() <= kCopiedLength) return nullptr;
+  const size_t dense = dense_index(state);
+  return dense < dense_nodes_.size() ? &dense_words_[dense * num_words_] : nullptr;
 }
 
 void MaskSet::set_bits(EntryRange range, uint32_t* row) const {

@@ -44,11 +44,10 @@ class MaskSet {
 
  private:
   friend class MaskRows;
-  const uint32_t* dense_row(uint32_t state, EntryRange range) const;
+  size_t dense_index(uint32_t state) const;  // of the dense rows; their number for a state without one
   const uint32_t* copied_row(uint32_t state, EntryRange range) const;
   void set_bits(EntryRange range, uint32_t* row) const;
   void clear_bits(uint32_t state, uint32_t* row) const;
-  size_t number_of(const uint32_t* dense) const { return static_cast<size_t>(dense - dense_words_.data()) / num_words_; }
   void prefetch_row(uint32_t state) const;
 
   MaskView masks_;
