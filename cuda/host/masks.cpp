@@ -161,7 +161,7 @@ uint32_t MaskSet::count_allowed(uint32_t state) const {
 
 void MaskSet::prefetch_row(uint32_t state) const { __builtin_prefetch(masks_.rows + size_t(state) * kRowHalves); }
 
-void MaskSet::advance_each(uint32_t* states, const int64_t* tokens, uint8_t* allowed, size_t count) const {
+void MaskSet::advance_each(uint32_t* states, const int64_t* tokens, bool* allowed, size_t count) const {
   for (size_t begin = 0; begin < count; begin += kGroup) {
     const size_t end = std::min(count, begin + kGroup);
     for (size_t i = begin; i < end; ++i) prefetch_row(states[i]);

@@ -35,8 +35,8 @@ class MaskSet {
   void append_allowed(uint32_t state, std::vector<uint32_t>& out) const;
   uint32_t count_allowed(uint32_t state) const;
 
-  // states[i] becomes the state after tokens[i] where allowed[i] turns out 1, and stays where 0.
-  void advance_each(uint32_t* states, const int64_t* tokens, uint8_t* allowed, size_t count) const;
+  // states[i] becomes the state after tokens[i] where allowed[i] turns out true, and stays elsewhere.
+  void advance_each(uint32_t* states, const int64_t* tokens, bool* allowed, size_t count) const;
 
   // The state after each row of tokens [count, length] from the root. A token that is not allowed gives
   // `kRejected`, which stays; what follows an end-of-sequence token leaves the state at ended().

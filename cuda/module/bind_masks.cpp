@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <string_view>
@@ -8,6 +9,7 @@
 #include "host/masks_compile.hpp"
 #include "host/masks_plain.hpp"
 #include "host/vocabulary_automaton.hpp"
+#include "new_array.hpp"
 
 namespace flashtrie {
 namespace {
@@ -148,8 +150,9 @@ nb::tuple plain_arrays(const PyMasks& masks) {
 }
 
 void check_states(const MaskSet& set, const uint32_t* states, size_t count) {
-  for (size_t i = 0; i < count; ++i)
-    if (states[i] > set.ended()) throw nb::value_error("a state outside the trie");
+  uint32_t largest = 0;
+  for (size_t i = 0; i < count; ++i) largest = std::max(largest, states[i]);
+  if (largest > set.ended()) throw nb::value_error("a state outside the trie");
 }
 
 // One generation: the state and the ones before it.
@@ -236,15 +239,15 @@ void fill_rows(const PyMasks& masks, States states, nb::handle array) {
   for (size_t i = 0; i < states.size(); ++i) set.fill(states.data()[i], bitmask.row(i, set.num_words()));
 }
 
-NumpyArray<uint8_t> advance_states(const PyMasks& masks, States states, Array<int64_t> tokens) {
+nb::object advance_states(const PyMasks& masks, States states, Array<int64_t> tokens) {
   check_states(*masks.set, states.data(), states.size());
   if (tokens.size() != states.size()) throw nb::value_error("one token for each state is needed");
-  std::vector<uint8_t> allowed(states.size());
+  NewArray<bool> allowed(states.size());
   {
     nb::gil_scoped_release release;
     masks.set->advance_each(states.data(), tokens.data(), allowed.data(), states.size());
   }
-  return to_numpy(std::move(allowed));
+  return allowed.take();
 }
 
 NumpyArray<uint32_t> walk_rows(const PyMasks& masks, TokenRows tokens) {
@@ -312,12 +315,12 @@ void bind_mask_rows(nb::module_& m) {
       .def("share",
            [](PyMaskRows& self, States states) {
              check_shown(self, states);
-             std::vector<int32_t> at(states.size());
+             NewArray<int32_t> at(states.size());
              {
                nb::gil_scoped_release release;
                self.rows.share(states.data(), states.size(), at.data());
              }
-             return to_numpy(std::move(at));
+             return at.take();
            })
       .def("forget", [](PyMaskRows& self) { self.rows.forget(); })
       .def_prop_ro("words", [](nb::handle self) { return words_of(self, false); })

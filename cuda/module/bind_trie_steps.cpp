@@ -1,6 +1,7 @@
 #include "bindings.hpp"
 #include "bitmask.hpp"
 #include "host/trie_steps.hpp"
+#include "new_array.hpp"
 
 namespace flashtrie {
 namespace {
@@ -45,19 +46,19 @@ void fill_rows(const PyTrieSteps& self, States states, nb::handle array) {
   for (size_t i = 0; i < states.size(); ++i) self.steps.fill(states.data()[i], bitmask.row(i, self.steps.num_words()));
 }
 
-NumpyArray<uint8_t> advance_states(const PyTrieSteps& self, States states, Array<int64_t> tokens) {
+nb::object advance_states(const PyTrieSteps& self, States states, Array<int64_t> tokens) {
   check_states(self.steps, states);
   if (tokens.size() != states.size()) throw nb::value_error("one token for each state is needed");
-  std::vector<uint8_t> allowed(states.size());
+  NewArray<bool> allowed(states.size());
   {
     nb::gil_scoped_release release;
     for (size_t i = 0; i < states.size(); ++i) {
       const uint32_t next = self.steps.advance(states.data()[i], tokens.data()[i]);
-      allowed[i] = next != kNoNode;
-      if (allowed[i]) states.data()[i] = next;
+      allowed.data()[i] = next != kNoNode;
+      if (next != kNoNode) states.data()[i] = next;
     }
   }
-  return to_numpy(std::move(allowed));
+  return allowed.take();
 }
 
 NumpyArray<uint32_t> walk_rows(const PyTrieSteps& self, TokenRows tokens) {

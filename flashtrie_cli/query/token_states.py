@@ -48,8 +48,7 @@ class TokenStates:
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
         """Each state after its token, and whether the token was allowed; where it was not the state stays."""
         after = np.array(states, np.uint32)
-        allowed = self._native.advance(after, np.ascontiguousarray(tokens, np.int64))
-        return after, allowed.view(np.bool_)
+        return after, self._native.advance(after, np.asarray(tokens, np.int64))
 
     def walk(self, token_rows: npt.ArrayLike) -> npt.NDArray[np.uint32]:
         """The state after each row of tokens [rows, length] from the beginning, uint32.
