@@ -13,11 +13,18 @@ constexpr size_t kChunk = 256, kGroup = 32;
 constexpr uint32_t kStraight = 4;
 // Lists longer than this are set row by row where no states share rows: their words fill the caches anyway.
 constexpr uint32_t kLongList = 32;
+constexpr uint32_t kLineEntries = 16;  // of a cache line
+// Rows of a batch for each spare row: of 256 states of random walks through 100,000 names 11 have such lists.
+constexpr size_t kRowsPerSpare = 16;
 constexpr uint32_t kEndList = 256, kNoList = 257;  // behind the lists of the bytes
 constexpr uint32_t kNoState = kRejected;
 
+size_t num_spare(const MaskSet& masks, size_t num_rows) {
+  return masks.dense_nodes().size() < masks.num_long() ? num_rows / kRowsPerSpare : 0;
+}
+
 size_t checked_size(const MaskSet& masks, size_t num_rows) {
-  const size_t total = num_rows + masks.dense_nodes().size();
+  const size_t total = num_rows + masks.dense_nodes().size() + num_spare(masks, num_rows);
   if (total > UINT32_MAX / masks.num_words()) throw std::length_error("more than 2^32 words of mask rows");
   return total * masks.num_words();
 }
@@ -53,7 +60,7 @@ void MaskRows::WordList::clear() { std::fill(begins_.begin(), begins_.end(), 0);
 
 MaskRows::MaskRows(const MaskSet& masks, size_t num_rows)
     : masks_(masks), words_(checked_size(masks, num_rows)), shown_(num_rows), fresh_(num_rows), long_(num_rows),
-      num_entries_(row_word(masks.view().rows, masks.view().num_nodes)) {
+      spare_(num_spare(masks, num_rows)), num_entries_(row_word(masks.view().rows, masks.view().num_nodes)) {
   const MaskView& view = masks_.view();
   const uint32_t* const begins = view.bytes.begins;
   for (uint32_t byte = 0; byte < 256; ++byte) extras_.push_back({begins[byte], begins[byte + 1] - begins[byte]});
@@ -67,11 +74,11 @@ MaskRows::MaskRows(const MaskSet& masks, size_t num_rows)
 }
 
 void MaskRows::forget() {
-  uint32_t* const shared = row_at(num_rows());
-  std::fill(words_.data(), shared, 0);
-  if (num_shared() > 0) memcpy(shared, masks_.dense_words().data(), masks_.dense_words().size() * sizeof(uint32_t));
+  std::fill(words_.data(), words_.data() + words_.size(), 0);
+  if (num_dense() > 0) memcpy(row_at(num_rows()), masks_.dense_words().data(), masks_.dense_words().size() * sizeof(uint32_t));
   std::fill(long_.begin(), long_.end(), kNoState);
   shown_.clear();
+  for (std::vector<uint32_t>& words : spare_) words.clear();
 }
 
 void MaskRows::make_room(size_t size) {
@@ -106,16 +113,43 @@ void MaskRows::clear_long(size_t row) {
   long_[row] = kNoState;
 }
 
-// Whether a state with a long list needs no listing: it is set row by row, or has a dense row and may be shown by that.
+// Whether a state with a long list needs no listing: it is set row by row, or shown by a row behind the batch's.
 bool MaskRows::show_elsewhere(size_t row, uint32_t state, int32_t* at) {
+  const EntryRange range = entry_range(masks_.view(), state);
   if (at == nullptr) {
-    show_long(row, state, entry_range(masks_.view(), state));
+    show_long(row, state, range);
     return true;
   }
   const size_t dense = masks_.dense_index(state);
-  if (dense == num_shared()) return false;
-  at[row] = static_cast<int32_t>(num_rows() + dense);
+  if (dense == num_dense() && waiting_.size() == spare_.size()) return false;
+  at[row] = static_cast<int32_t>(num_rows() + dense + (dense == num_dense() ? waiting_.size() : 0));
+  if (dense < num_dense()) return true;
+  waiting_.push_back(state);
+  for (uint32_t entry = range.first; entry < range.last; entry += kLineEntries)
+    __builtin_prefetch(masks_.view().entries + entry);
   return true;
+}
+
+// The words are in the caches, so nothing is asked for; the lists were when they began to wait.
+void MaskRows::set_spare_rows() {
+  const MaskView& view = masks_.view();
+  const int32_t hop_bits = view.hop_bits;
+  for (size_t i = 0; i < waiting_.size(); ++i) {
+    uint32_t* const row = row_at(num_rows() + num_dense() + i);
+    for (const uint32_t word : spare_[i]) row[word] = 0;
+    const EntryRange range = entry_range(view, waiting_[i]);
+    const ByteRange bytes = byte_range(view, range);
+    spare_[i].resize(range.count() + bytes.count() + (range.terminal ? view.num_eos : 0));
+    uint32_t* word = spare_[i].data();
+    const auto set = [row, &word](uint32_t token) {
+      *word = token / kMaskWordBits;
+      row[*word++] |= uint32_t(1) << (token % kMaskWordBits);
+    };
+    for (uint32_t entry = range.first; entry < range.last; ++entry) set(view.entries[entry] >> hop_bits);
+    for (uint32_t at = bytes.first; at < bytes.last; ++at) set(view.bytes.tokens[at]);
+    for (uint32_t at = 0; range.terminal && at < view.num_eos; ++at) set(view.eos[at]);
+  }
+  waiting_.clear();
 }
 
 // What listing needs, by value: what a loop writes can then not be what it reads.
@@ -188,6 +222,7 @@ void MaskRows::show(const uint32_t* states, size_t count, int32_t* at) {
     if (begin % kChunk == 0) ask_for(states + begin, std::min(kChunk, count - begin), parts);
     size = list_group(states, parts + begin % kChunk, begin, std::min(count, begin + kGroup), at, size);
   }
+  set_spare_rows();
   const uint32_t *const fresh = fresh_.data(), *const tokens = tokens_.data();
   for (size_t i = 0; i < size; ++i) words[fresh[i]] |= uint32_t(1) << (tokens[i] % kMaskWordBits);
   if (count < num_rows()) fresh_.append_rows(shown_, count);

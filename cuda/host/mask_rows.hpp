@@ -6,19 +6,20 @@
 namespace flashtrie {
 
 // A bitmask [num_rows, num_words] that remembers the words in which its rows are not zero. A fill clears those
-// and sets the new ones; it touches no others. Behind these rows stand the dense rows, which never change and which
-// states may share.
+// and sets the new ones; it touches no others. Behind these rows stand those that `share` has for long lists: the dense
+// rows, which never change and which states share, and spare rows, one for sixteen of the batch, for lists without a dense
+// row. Being few, those stay in the caches, where long lists all over the batch's rows would not.
 class MaskRows {
  public:
   MaskRows(const MaskSet& masks, size_t num_rows);  // std::length_error for more than 2^32 words
   void fill(const uint32_t* states, size_t count) { show(states, count, nullptr); }  // rows [0, count)
-  // The same, but a state with a dense row is shown by that one, nothing copied: at[i] is the row of state i.
+  // The same, but a state with a long list may be shown by a row behind the batch's: at[i] is the row of state i.
   void share(const uint32_t* states, size_t count, int32_t* at) { show(states, count, at); }
   void forget();  // the caller wrote into the rows: clear them all
 
   uint32_t* words() { return words_.data(); }
   size_t num_rows() const { return long_.size(); }
-  size_t num_shared() const { return masks_.dense_nodes().size(); }
+  size_t num_behind() const { return num_dense() + spare_.size(); }
 
  private:
   // Words of the rows, counted from the first row's first, in the order of the rows.
@@ -50,11 +51,13 @@ class MaskRows {
 
   struct Lister;
 
+  size_t num_dense() const { return masks_.dense_nodes().size(); }
   void show(const uint32_t* states, size_t count, int32_t* at);
   void ask_for(const uint32_t* states, size_t count, RowParts* parts) const;
   size_t list_group(const uint32_t* states, const RowParts* parts, size_t begin, size_t end, int32_t* at, size_t size);
   bool show_elsewhere(size_t row, uint32_t state, int32_t* at);
   void make_room(size_t size);
+  void set_spare_rows();
   void show_long(size_t row, uint32_t state, EntryRange range);
   void clear_long(size_t row);
 
@@ -65,6 +68,8 @@ class MaskRows {
   WordList shown_, fresh_;        // those that are not zero; those that a fill sets
   std::vector<uint32_t> tokens_;  // whose bits fresh_ are, one a word
   std::vector<uint32_t> long_;    // the state of each row that shows a long list, which is not in shown_; or kNoState
+  std::vector<std::vector<uint32_t>> spare_;  // of each spare row the words that are not zero, counted from its first
+  std::vector<uint32_t> waiting_;             // the states that spare rows will show, from the first row on
   std::vector<Extra> extras_;     // of each byte, of a terminal node, of any other
   std::vector<uint32_t> extra_tokens_;
   uint32_t num_entries_, most_extra_ = 0;

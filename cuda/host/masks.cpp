@@ -82,6 +82,7 @@ MaskSet::MaskSet(const MaskView& masks)
     if (range.count() > kDenseLength) long_rows.emplace_back(range.count(), node);
   }
   const size_t num_entries = row_word(masks_.rows, masks_.num_nodes);
+  num_long_ = long_rows.size();
   const size_t list_bytes = masks_.num_nodes * size_t(kRowHalves) * sizeof(uint16_t) + num_entries * sizeof(uint32_t);
   const size_t most = std::min(kDenseBytes, list_bytes) / (num_words_ * sizeof(uint32_t));
   const size_t kept = std::min(long_rows.size(), std::max<size_t>(1, most));

@@ -25,6 +25,7 @@ class MaskSet {
   const MaskView& view() const { return masks_; }
   uint32_t num_words() const { return num_words_; }
   uint32_t ended() const { return masks_.num_nodes; }
+  size_t num_long() const { return num_long_; }  // nodes whose lists are long enough for a dense row
   const std::vector<uint32_t>& dense_nodes() const { return dense_nodes_; }
   const std::vector<uint32_t>& dense_words() const { return dense_words_; }
 
@@ -52,6 +53,7 @@ class MaskSet {
 
   MaskView masks_;
   uint32_t num_words_;
+  size_t num_long_;
   std::vector<uint32_t> dense_nodes_;  // ascending
   std::vector<uint32_t> dense_words_;  // num_words_ a node
 };

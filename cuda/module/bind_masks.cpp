@@ -269,10 +269,10 @@ void check_shown(const PyMaskRows& self, const States& states) {
   if (states.size() > self.rows.num_rows()) throw nb::value_error("more states than rows");
 }
 
-// The rows of a batch, or with the shared ones behind them, as a view that keeps them alive.
-nb::ndarray<nb::numpy, int32_t, nb::ndim<2>> words_of(nb::handle self, bool with_shared) {
+// The rows of a batch, or with those behind them, as a view that keeps them alive.
+nb::ndarray<nb::numpy, int32_t, nb::ndim<2>> words_of(nb::handle self, bool with_behind) {
   PyMaskRows& made = nb::cast<PyMaskRows&>(self);
-  const size_t num_rows = made.rows.num_rows() + (with_shared ? made.rows.num_shared() : 0);
+  const size_t num_rows = made.rows.num_rows() + (with_behind ? made.rows.num_behind() : 0);
   const size_t shape[2] = {num_rows, made.masks->set->num_words()};
   return nb::ndarray<nb::numpy, int32_t, nb::ndim<2>>(made.rows.words(), 2, shape, self);
 }
