@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "flashtrie/masks.cuh"
+#include "huge_words.hpp"
 #include "vocabulary_automaton.hpp"
 
 namespace flashtrie {
@@ -28,14 +29,18 @@ class BackwardArray {
   std::unique_ptr<T[]> release() { return std::move(data_); }
 
  private:
-  void regrow(uint64_t capacity) {
+  __attribute__((noinline)) void regrow(uint64_t capacity) {
     std::unique_ptr<T[]> larger(new T[capacity]);  // not initialised
+    if (capacity * sizeof(T) >= kLeastHuge) ask_for_huge_pages(larger.get(), capacity * sizeof(T));
     const uint64_t kept = size();
     for (uint64_t i = 0; i < kept; ++i) larger[capacity - kept + i] = data_[begin_ + i];
     data_ = std::move(larger);
     begin_ = capacity - kept;
     capacity_ = capacity;
   }
+
+  // From here on large pages pay: a state's row and list lie anywhere in the arrays.
+  static constexpr size_t kLeastHuge = size_t(1) << 22;
 
   std::unique_ptr<T[]> data_;
   uint64_t capacity_ = 0;
