@@ -9,6 +9,7 @@ namespace {
 
 // States looked up together, and of those listed together, so that their cache misses overlap.
 constexpr size_t kChunk = 256, kGroup = 32;
+constexpr size_t kClearAhead = 64;
 // Tokens that are listed without a branch for each: as many as most states have, and what is none is written over.
 constexpr uint32_t kStraight = 4;
 // Lists longer than this are set row by row where no states share rows: their words fill the caches anyway.
@@ -27,6 +28,16 @@ size_t checked_size(const MaskSet& masks, size_t num_rows) {
   const size_t total = num_rows + masks.dense_nodes().size() + num_spare(masks, num_rows);
   if (total > UINT32_MAX / masks.num_words()) throw std::length_error("more than 2^32 words of mask rows");
   return total * masks.num_words();
+}
+
+// Stores wait for one another's cache misses, so lines are asked for some way ahead.
+inline void clear(uint32_t* words, const uint32_t* places, size_t count) {
+  size_t i = 0;
+  for (; i + kClearAhead < count; ++i) {
+    __builtin_prefetch(words + places[i + kClearAhead], 1);
+    words[places[i]] = 0;
+  }
+  for (; i < count; ++i) words[places[i]] = 0;
 }
 
 // The words of a row that begins at word `base`, and the tokens.
@@ -213,8 +224,7 @@ size_t MaskRows::list_group(const uint32_t* states, const RowParts* parts, size_
 // shown are cleared, the new ones listed and asked for, and then set. No branch waits for any of them.
 void MaskRows::show(const uint32_t* states, size_t count, int32_t* at) {
   uint32_t* const words = words_.data();
-  const uint32_t* const shown = shown_.data();
-  for (size_t i = 0, num_shown = shown_.begin(count); i < num_shown; ++i) words[shown[i]] = 0;
+  clear(words, shown_.data(), shown_.begin(count));
   if (fresh_.room() < tokens_.size()) fresh_.make_room(tokens_.size());
   RowParts parts[kChunk];
   size_t size = 0;

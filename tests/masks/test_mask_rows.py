@@ -49,3 +49,44 @@ def test_rows_behind_a_smaller_batch_stay_as_they_are():
             assert np.array_equal(rows.table[at], want[: len(states)])
             assert np.array_equal(rows.words[len(states) :], want[len(states) :])
             rows.fill(states)  # the rows of those that share one show nothing in particular
+
+
+def test_long_lists_without_a_dense_row():
+    """A wide vocabulary leaves dense rows to a few of the many long lists; the others go to spare rows, four for a
+    batch of 64, while there are any. Every step is compared with rows built anew."""
+    members = [bytes([first, second]) for first in range(60) for second in range(first, first + 40)]
+    masks = TokenMasks.from_strings(
+        [*members, *members[::3], b"q" * 9], VOCABULARY, eos=[EOS], vocab_size=200_000
+    )
+    long = [int(masks.walk_bytes(bytes([first]))) for first in range(60)]
+    assert len(masks.set.dense_nodes) < 10
+    rows, want, shown, rng = masks.rows(64), masks.bitmask(64), masks.bitmask(64), random.Random(3)
+    num_dense = len(masks.set.dense_nodes)
+    assert rows.table.shape == (64 + num_dense + 4, masks.num_words)
+    known, at_spare = np.ones(64, bool), set()
+    for step in range(400):
+        weight = rng.choice([0.02, 0.1, 0.7])
+        size = rng.choice([64, 64, rng.randrange(65)])
+        chosen = [
+            rng.choice(long) if rng.random() < weight else rng.randrange(masks.ended + 1) for _ in range(size)
+        ]
+        states = np.array(chosen, np.uint32)
+        masks.fill(states, want)
+        shown[:size] = want[:size]
+        if step % 50 == 49:
+            rows.table[:] = rng.choice([0, -1])  # behind their back, so they are told
+            rows.forget()
+            shown[size:], known[:] = 0, True
+        if rng.random() < 0.3:
+            rows.fill(states)
+            known[:size] = True
+        else:
+            at = rows.share(states)
+            assert np.array_equal(rows.table[at], want[:size])
+            known[:size] = at < 64  # a row whose state is shown elsewhere shows nothing in particular
+            assert np.array_equal(at[known[:size]], np.flatnonzero(known[:size]))
+            spare = at[at >= 64 + num_dense]
+            assert spare.tolist() == list(range(64 + num_dense, 64 + num_dense + len(spare)))
+            at_spare.add(len(spare))
+        assert np.array_equal(rows.words[known], shown[known])
+    assert {0, 1, 4} <= at_spare <= set(range(5))
