@@ -1,5 +1,5 @@
-// Words in large pages, where the system has such: a batch of mask rows is touched at a few words a row, and with
-// small pages each of them costs a read of the page table.
+// Memory in large pages, where the system has such: of a batch of mask rows and of the nodes' lists a few words here and
+// there are touched, and with small pages each of them costs a read of the page table.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace flashtrie {
 constexpr size_t kSmallPage = 4096, kHugePage = size_t(1) << 21;
 
 // Asks for large pages where whole ones lie within memory that nobody has touched yet.
-inline void ask_for_huge_pages(void* memory, size_t bytes) {
+inline void ask_for_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] size_t bytes) {
 #if defined(__linux__)
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + kHugePage - 1) / kHugePage * kHugePage;
   const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + bytes) / kHugePage * kHugePage;

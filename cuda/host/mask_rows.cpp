@@ -25,9 +25,9 @@ size_t num_spare(const MaskSet& masks, size_t num_rows) {
 }
 
 size_t checked_size(const MaskSet& masks, size_t num_rows) {
-  const size_t total = num_rows + masks.dense_nodes().size() + num_spare(masks, num_rows);
-  if (total > UINT32_MAX / masks.num_words()) throw std::length_error("more than 2^32 words of mask rows");
-  return total * masks.num_words();
+  const size_t most = INT32_MAX / masks.num_words(), behind = masks.dense_nodes().size() + num_spare(masks, num_rows);
+  if (num_rows > most || behind > most - num_rows) throw std::length_error("mask rows of more than 2^31 - 1 words");
+  return (num_rows + behind) * masks.num_words();
 }
 
 // Stores wait for one another's cache misses, so lines are asked for some way ahead.

@@ -11,7 +11,7 @@ namespace flashtrie {
 // row. Being few, those stay in the caches, where long lists all over the batch's rows would not.
 class MaskRows {
  public:
-  MaskRows(const MaskSet& masks, size_t num_rows);  // std::length_error for more than 2^32 words
+  MaskRows(const MaskSet& masks, size_t num_rows);  // std::length_error for 2^31 words and more
   void fill(const uint32_t* states, size_t count) { show(states, count, nullptr); }  // rows [0, count)
   // The same, but a state with a long list may be shown by a row behind the batch's: at[i] is the row of state i.
   void share(const uint32_t* states, size_t count, int32_t* at) { show(states, count, at); }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 from masks_world import EOS, trap_vocabulary
 
 from flashtrie_cli.query.token_masks import TokenMasks
@@ -90,3 +91,11 @@ def test_long_lists_without_a_dense_row():
             at_spare.add(len(spare))
         assert np.array_equal(rows.words[known], shown[known])
     assert {0, 1, 4} <= at_spare <= set(range(5))
+
+
+def test_more_rows_than_numbers_tell_apart():
+    masks = TokenMasks.from_strings(["yes"], VOCABULARY, eos=[EOS])
+    for num_rows in (2**31 // masks.num_words + 1, 2**40, 2**64 - 1):
+        with pytest.raises(ValueError, match="mask rows of more than"):
+            masks.rows(num_rows)
+    assert masks.rows(0).words.shape == (0, masks.num_words)
