@@ -86,17 +86,19 @@ MaskRows::MaskRows(const MaskSet& masks, size_t num_rows)
 
 void MaskRows::forget() {
   std::fill(words_.data(), words_.data() + words_.size(), 0);
-  if (num_dense() > 0) memcpy(row_at(num_rows()), masks_.dense_words().data(), masks_.dense_words().size() * sizeof(uint32_t));
+  std::copy(masks_.dense_words().begin(), masks_.dense_words().end(), row_at(num_rows()));
   std::fill(long_.begin(), long_.end(), kNoState);
   shown_.clear();
   for (std::vector<uint32_t>& words : spare_) words.clear();
 }
 
+// For so many words and tokens: the two grow together.
 void MaskRows::make_room(size_t size) {
   tokens_.resize(size);
   fresh_.make_room(size);
 }
 
+// Reads the nodes' rows, all of them asked for before, and asks for their lists.
 void MaskRows::ask_for(const uint32_t* states, size_t count, RowParts* parts) const {
   const MaskView& view = masks_.view();
   for (size_t i = 0; i < count; ++i) masks_.prefetch_row(states[i]);
@@ -225,7 +227,7 @@ size_t MaskRows::list_group(const uint32_t* states, const RowParts* parts, size_
 void MaskRows::show(const uint32_t* states, size_t count, int32_t* at) {
   uint32_t* const words = words_.data();
   clear(words, shown_.data(), shown_.begin(count));
-  if (fresh_.room() < tokens_.size()) fresh_.make_room(tokens_.size());
+  make_room(std::max(fresh_.room(), tokens_.size()));
   RowParts parts[kChunk];
   size_t size = 0;
   for (size_t begin = 0; begin < count; begin += kGroup) {

@@ -65,12 +65,12 @@ class MaskRows {
 
   const MaskSet& masks_;
   HugeWords words_;
-  WordList shown_, fresh_;        // those that are not zero; those that a fill sets
-  std::vector<uint32_t> tokens_;  // whose bits fresh_ are, one a word
-  std::vector<uint32_t> long_;    // the state of each row that shows a long list, which is not in shown_; or kNoState
+  WordList shown_, fresh_;                    // those that are not zero; those that a fill sets
+  std::vector<uint32_t> tokens_;              // whose bits fresh_ are, one a word
+  std::vector<uint32_t> long_;                // the state of each row with a long list that is not in shown_; or kNoState
   std::vector<std::vector<uint32_t>> spare_;  // of each spare row the words that are not zero, counted from its first
   std::vector<uint32_t> waiting_;             // the states that spare rows will show, from the first row on
-  std::vector<Extra> extras_;     // of each byte, of a terminal node, of any other
+  std::vector<Extra> extras_;                 // of each byte, of a terminal node, of any other
   std::vector<uint32_t> extra_tokens_;
   uint32_t num_entries_, most_extra_ = 0;
 };
