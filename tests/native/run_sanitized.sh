@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The C++ side without Python: every shared header compiles alone, with g++ and (where found) nvcc, warnings as errors;
-# the host engine and the parsers run their random drivers under ASan and UBSan, the engine's threads under TSan.
+# the host engine, the masks and the parsers run their random drivers under ASan and UBSan, the engine's threads under TSan.
 # usage: tests/native/run_sanitized.sh [rounds]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -22,5 +22,6 @@ fi
 run drivers
 export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
 build/sanitized/fuzz_host "$rounds"
+build/sanitized/fuzz_masks "$((rounds / 10))"
 build/sanitized/fuzz_parsers
 build/sanitized/race_host "$((rounds / 10))"
