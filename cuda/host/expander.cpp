@@ -23,23 +23,15 @@ void Expander::expand(const Frontier& frontier, const Step& step) {
   row_.load(trie_, params_, step.tokens, step.logprobs, step.num_slots);
   candidates_.reset(params_.beam_width);
   const uint32_t num_beams = static_cast<uint32_t>(frontier.nodes.size());
-  for (uint32_t beam = 0; beam < num_beams; ++beam) {
-    const float score = frontier.scores[beam];
-    if (!row_.keep([&](float logprob) { return may_count(step, score + logprob, 0); })) break;
-    if (beam % kBeamsAhead == 0) find_families(frontier, beam, std::min(beam + kBeamsAhead, num_beams));
-    const Family& family = families_[beam % kBeamsAhead];
-    const uint64_t fan_out = family.children.fan_out(), num_proposals = row_.proposals().size();
-    if (frontier.nodes[beam] == 0 && fan_out > kScanPerSlotOfRoot * num_proposals)
-      search_root(step, family, beam, score);
-    else if (fan_out > kScanPerSlot * num_proposals)
-      search(step, family, beam, score);
-    else
-      scan(step, family, beam, score);
+  for (uint32_t begin = 0; begin < num_beams; begin += kBeamsPerTurn) {
+    const float best = frontier.scores[begin];
+    if (!row_.keep([&](float logprob) { return may_count(step, best + logprob, 0); })) break;
+    if (begin % kBeamsAhead == 0) find_families(frontier, begin, std::min(begin + kBeamsAhead, num_beams));
+    take_turn(frontier, step, begin, std::min(begin + kBeamsPerTurn, num_beams));
   }
-  route_pending(step);
 }
 
-// Dependent reads: line, louds, labels, high parts. Those of all beams overlap: each pass prefetches for the next.
+// Dependent reads: line, louds, labels. Those of all beams overlap: each pass prefetches for the next.
 void Expander::find_families(const Frontier& frontier, uint32_t begin, uint32_t end) {
   for (uint32_t beam = begin; beam < end; ++beam) {
     const uint32_t node = frontier.nodes[beam];
@@ -52,109 +44,125 @@ void Expander::find_families(const Frontier& frontier, uint32_t begin, uint32_t 
     }
   }
   find_child_ranges_(trie_, frontier.nodes.data() + begin, end - begin, ranges_.data());
-  for (uint32_t i = 0; i < end - begin; ++i) {
-    const ChildRange children = ranges_[i];
-    families_[i] = {children, children.last, 0};
+  for (const ChildRange children : std::span(ranges_).first(end - begin)) {
     prefetch(trie_.label_low + children.first);
     prefetch(trie_.lines + (children.first >> 6));
-    if (trie_.high_width > 0) {
-      prefetch(trie_.high_flags + (children.first >> 6));
-      prefetch(trie_.high_flags + ((children.last - 1) >> 6));
-      prefetch(trie_.lines + ((children.last - 1) >> 6));
+    if (trie_.high_width > 0) prefetch(trie_.high_flags + (children.first >> 6));
+  }
+}
+
+// Most beams have a few children, and most of those no match. One list holds them all, so that nothing is foretold
+// wrongly for each beam: how many children, how many of them match.
+void Expander::take_turn(const Frontier& frontier, const Step& step, uint32_t begin, uint32_t end) {
+  uint32_t num_few = 0;
+  for (uint32_t beam = begin; beam < end; ++beam) {
+    const ChildRange children = ranges_[beam % kBeamsAhead];
+    const uint32_t fan_out = children.fan_out();
+    if (fan_out > kFewChildren) {
+      ask_many(frontier, step, beam, children);
+      continue;
     }
+    Match* to = few_.data() + num_few;
+    for (uint32_t at = 0; at < fan_out; at += 8)
+      for (uint32_t i = at; i < at + 8; ++i) to[i] = {children.first + i, beam};
+    num_few += fan_out;
   }
-  if (trie_.high_width == 0) return;
-  for (Family& family : std::span(families_).first(end - begin)) {
-    if (family.children.fan_out() == 0) continue;
-    family.first_high = first_high(trie_, family.children, &family.high_rank);
-    prefetch(high_word(trie_, family.high_rank));
+  run_search(frontier, step);
+  if (num_matches_ + num_few > kMostMatches) judge(frontier, step);
+  const uint32_t* bitmap = row_.bitmap();
+  Match* to = matches_.data() + num_matches_;
+  for (const Match& child : std::span(few_).first(num_few)) {
+    *to = child;
+    to += bitmap_test(bitmap, trie_.label_low[child.child]);
   }
+  num_matches_ = static_cast<uint32_t>(to - matches_.data());
+  judge(frontier, step);
 }
 
-inline uint32_t Expander::label_of(const Family& family, uint32_t child) const {
-  const uint32_t low = trie_.label_low[child];
-  if (child < family.first_high) return low;
-  return packed_get(trie_.high_bits, family.high_rank + (child - family.first_high), trie_.high_width) << 16 | low;
+void Expander::ask_many(const Frontier& frontier, const Step& step, uint32_t beam, ChildRange children) {
+  const uint64_t fan_out = children.fan_out(), num_proposals = row_.proposals().size();
+  const bool is_root = frontier.nodes[beam] == 0;
+  if (fan_out > (is_root ? kScanPerSlotOfRoot : kScanPerSlot) * num_proposals)
+    search(frontier, step, beam, children, is_root);
+  else
+    scan(frontier, step, beam, children);
 }
 
-// The child with this label in a part of the family, or kNoNode; halving without branches.
-inline uint32_t Expander::find(const Family& family, ChildRange part, uint32_t token) const {
-  uint32_t at = part.first, size = part.fan_out();
-  if (size == 0) return kNoNode;
-  while (size > 1) {
-    const uint32_t half = size / 2;
-    at = label_of(family, at + half) <= token ? at + half : at;
-    size -= half;
-  }
-  return label_of(family, at) == token ? at : kNoNode;
-}
-
-void Expander::scan(const Step& step, const Family& family, uint32_t beam, float score) {
-  for (uint64_t at = family.children.first; at < family.children.last; at += kLabelsPerScan) {
-    const uint32_t first = static_cast<uint32_t>(at), count = std::min(family.children.last - first, kLabelsPerScan);
-    const uint16_t* labels = trie_.label_low + first;
-    const uint64_t num_hits = count < 8 ? scan_labels_portable(labels, count, row_.bitmap(), first, hits_.data())
-                                        : scan_(labels, count, row_.bitmap(), first, hits_.data());
-    for (uint64_t hit = 0; hit < num_hits; ++hit) {
-      const uint32_t token = label_of(family, hits_[hit]);
-      float logprob;
-      if (row_.find(token, &logprob)) judge(step, beam, hits_[hit], token, score + logprob);
-    }
+void Expander::scan(const Frontier& frontier, const Step& step, uint32_t beam, ChildRange children) {
+  for (uint64_t at = children.first; at < children.last; at += kLabelsPerScan) {
+    const uint32_t first = static_cast<uint32_t>(at), count = std::min(children.last - first, kLabelsPerScan);
+    const uint64_t num_hits = scan_(trie_.label_low + first, count, row_.bitmap(), first, hits_.data());
+    if (num_matches_ + num_hits > kMostMatches) judge(frontier, step);
+    for (uint64_t hit = 0; hit < num_hits; ++hit) matches_[num_matches_++] = {hits_[hit], beam};
   }
 }
 
-void Expander::search(const Step& step, const Family& family, uint32_t beam, float score) {
+void Expander::search(const Frontier& frontier, const Step& step, uint32_t beam, ChildRange children, bool is_root) {
+  uint64_t rank = 0;
+  const uint32_t boundary = trie_.high_width == 0 ? children.last : first_high(trie_, children, &rank);
+  const uint32_t rank_base = static_cast<uint32_t>(rank) - boundary;
   for (const Proposal& proposal : row_.proposals()) {
-    const uint32_t child = find(family, family.children, proposal.token);
-    if (child != kNoNode) judge(step, beam, child, proposal.token, score + proposal.logprob);
+    const ChildRange part = is_root                    ? opened_.root_range(proposal.token)
+                            : proposal.token <= 0xffff ? ChildRange{children.first, boundary}
+                                                       : ChildRange{boundary, children.last};
+    prefetch(trie_.label_low + part.first + part.fan_out() / 2);
+    label_search_.add(part, proposal.token, rank_base, beam);
+    if (label_search_.is_full()) run_search(frontier, step);
   }
 }
 
-void Expander::search_root(const Step& step, const Family& family, uint32_t beam, float score) {
-  constexpr size_t kAhead = 8;
-  const std::span<const Proposal> proposals = row_.proposals();
-  for (size_t i = 0; i < proposals.size(); ++i) {
-    if (i + kAhead < proposals.size()) {
-      const uint32_t first = opened_.root_range(proposals[i + kAhead].token).first;
-      prefetch(trie_.label_low + first);
-      if (first >= family.first_high) prefetch(high_word(trie_, family.high_rank + (first - family.first_high)));
-    }
-    const uint32_t token = proposals[i].token, child = find(family, opened_.root_range(token), token);
-    if (child != kNoNode) judge(step, beam, child, token, score + proposals[i].logprob);
-  }
+void Expander::run_search(const Frontier& frontier, const Step& step) {
+  if (num_matches_ + LabelSearch::kRoom > kMostMatches) judge(frontier, step);
+  label_search_.run(trie_, [&](uint32_t child, uint32_t beam) { matches_[num_matches_++] = {child, beam}; });
+}
+
+inline float Expander::total_of(const Step& step, float score) const {
+  return params_.eos == kNoToken ? score : score + step.end_logprob;
 }
 
 // Whether a child with this score could be among the best candidates or results.
 bool Expander::may_count(const Step& step, float score, uint32_t node) const {
-  if (!(score > params_.sequence_threshold)) return false;
-  if (candidates_.admits(rank_key(score, node))) return true;
-  const float total = params_.eos == kNoToken ? score : score + step.end_logprob;
-  return step.can_end && results_.admits(rank_key(total * params_.length_factors[step.number + 1], node));
+  const float normalised = total_of(step, score) * params_.length_factors[step.number + 1];
+  return (score > params_.sequence_threshold) & (candidates_.admits(rank_key(score, node)) |
+                                                 (step.can_end & results_.admits(rank_key(normalised, node))));
 }
 
-// First what needs no memory beyond the labels: score and floors. What passes has its line prefetched, and is
-// routed once the lines of many are under way.
-inline void Expander::judge(const Step& step, uint32_t beam, uint32_t child, uint32_t token, float score) {
-  if (!may_count(step, score, child)) return;
-  prefetch(trie_.lines + (child >> 6));
-  const float total = params_.eos == kNoToken ? score : score + step.end_logprob;
-  pending_[num_pending_++] = {rank_key(score, child), total, child, beam, token};
-  if (num_pending_ == pending_.size()) route_pending(step);
+// First what needs no memory beyond the labels: score and floors. What passes is routed once all their lines are
+// under way.
+void Expander::judge(const Frontier& frontier, const Step& step) {
+  const float factor = params_.length_factors[step.number + 1];
+  const std::span<const Match> matches = std::span(matches_).first(num_matches_);
+  if (trie_.high_width > 0)
+    for (const Match& match : matches) {
+      prefetch(trie_.high_flags + (match.child >> 6));
+      prefetch(trie_.lines + (match.child >> 6));
+    }
+  Pending* to = pending_.data();
+  for (const Match& match : matches) {
+    const uint32_t child = match.child, token = label(trie_, child);
+    prefetch(trie_.lines + (child >> 6));
+    const float score = frontier.scores[match.beam] + row_.find(token), total = total_of(step, score);
+    const uint64_t key = rank_key(score, child), result_key = rank_key(total * factor, child);
+    *to = {key, result_key, total, child, match.beam, token};
+    to += (score > params_.sequence_threshold) &
+          (candidates_.admits(key) | (step.can_end & results_.admits(result_key)));
+  }
+  num_matches_ = 0;
+  route(step, static_cast<uint32_t>(to - pending_.data()));
 }
 
-void Expander::route_pending(const Step& step) {
-  for (const Pending& hit : std::span(pending_).first(num_pending_)) route(step, hit);
-  num_pending_ = 0;
-}
-
-void Expander::route(const Step& step, const Pending& hit) {
-  const NodeLine& line = trie_.lines[hit.child >> 6];
-  const uint64_t bit = uint64_t(1) << (hit.child & 63);
-  candidates_.push_if(!(line.leaf & bit) & candidates_.admits(hit.key), {hit.key, hit.beam, hit.token});
+void Expander::route(const Step& step, uint32_t num_pending) {
+  candidates_.push(num_pending, [&](uint64_t i, Candidate& to) {
+    const Pending& hit = pending_[i];
+    to = {hit.key, hit.beam, hit.token};
+    return !is_leaf(trie_, hit.child) & candidates_.admits(hit.key);
+  });
   if (!step.can_end) return;
-  const uint64_t result_key = rank_key(hit.total * params_.length_factors[step.number + 1], hit.child);
-  results_.push_if(((line.terminal & bit) != 0) & results_.admits(result_key),
-                   {result_key, hit.total, step.number + 1, hit.beam, hit.token});
+  results_.push(num_pending, [&](uint64_t i, Result& to) {
+    const Pending& hit = pending_[i];
+    to = {hit.result_key, hit.total, step.number + 1, hit.beam, hit.token};
+    return is_terminal(trie_, hit.child) & results_.admits(hit.result_key);
+  });
 }
 
 }  // namespace flashtrie

@@ -6,6 +6,7 @@
 
 #include "child_ranges.hpp"
 #include "flashtrie/search.cuh"
+#include "label_search.hpp"
 #include "scan.hpp"
 #include "step_row.hpp"
 #include "top.hpp"
@@ -57,32 +58,33 @@ class Expander {
 
  private:
   static constexpr uint32_t kBeamsAhead = 64;  // whose children are looked for at once: enough that their reads overlap
-  static constexpr uint32_t kLabelsPerScan = 1024;
-  static constexpr uint32_t kMostPending = 32;
+  // Beams that are judged by the same floors. Their matches overlap in time; more would be found in vain.
+  static constexpr uint32_t kBeamsPerTurn = 16;
+  static constexpr uint32_t kFewChildren = 32;  // up to so many are tested in one list with those of other beams
+  static constexpr uint32_t kLabelsPerScan = 512;
+  static constexpr uint32_t kMostMatches = kBeamsPerTurn * kFewChildren + kLabelsPerScan;
 
-  // The children of a beam. Those with a label above 16 bits stand last, and their high parts side by side.
-  struct Family {
-    ChildRange children;
-    uint32_t first_high;
-    uint64_t high_rank;  // of the first one's high part
+  // A child whose low label half is proposed.
+  struct Match {
+    uint32_t child, beam;
   };
-  // A hit that may count, once its node's line says what it is.
+  // A match that may count, once its node's line says what it is.
   struct Pending {
-    uint64_t key;  // rank_key(score, child)
-    float total;   // score, and the end of sequence where one is asked for
+    uint64_t key, result_key;  // rank_key(score, child), rank_key(normalised total, child)
+    float total;               // score, and the end of sequence where one is asked for
     uint32_t child, beam, token;
   };
 
   void find_families(const Frontier& frontier, uint32_t begin, uint32_t end);
-  uint32_t label_of(const Family& family, uint32_t child) const;
-  uint32_t find(const Family& family, ChildRange part, uint32_t token) const;
-  void scan(const Step& step, const Family& family, uint32_t beam, float score);
-  void search(const Step& step, const Family& family, uint32_t beam, float score);
-  void search_root(const Step& step, const Family& family, uint32_t beam, float score);
+  void take_turn(const Frontier& frontier, const Step& step, uint32_t begin, uint32_t end);
+  void ask_many(const Frontier& frontier, const Step& step, uint32_t beam, ChildRange children);
+  void scan(const Frontier& frontier, const Step& step, uint32_t beam, ChildRange children);
+  void search(const Frontier& frontier, const Step& step, uint32_t beam, ChildRange children, bool is_root);
+  void run_search(const Frontier& frontier, const Step& step);
   bool may_count(const Step& step, float score, uint32_t node) const;
-  void judge(const Step& step, uint32_t beam, uint32_t child, uint32_t token, float score);
-  void route_pending(const Step& step);
-  void route(const Step& step, const Pending& hit);
+  float total_of(const Step& step, float score) const;
+  void judge(const Frontier& frontier, const Step& step);
+  void route(const Step& step, uint32_t num_pending);
 
   const Trie& opened_;
   const TrieView trie_;
@@ -90,13 +92,15 @@ class Expander {
   const ScanLabels scan_ = scan_labels();
   const FindChildRanges find_child_ranges_ = find_child_ranges();
   StepRow row_;
+  LabelSearch label_search_;
   std::array<ChildRange, kBeamsAhead> ranges_;
-  std::array<Family, kBeamsAhead> families_;
+  std::array<Match, kBeamsPerTurn * kFewChildren + 8> few_;
   std::array<uint32_t, kLabelsPerScan + kScanSlack> hits_;
-  std::array<Pending, kMostPending> pending_;
-  size_t num_pending_ = 0;
-  Top<Candidate> candidates_;
-  Top<Result> results_;
+  std::array<Match, kMostMatches> matches_;
+  uint32_t num_matches_ = 0;
+  std::array<Pending, kMostMatches> pending_;
+  Top<Candidate> candidates_{kMostMatches};
+  Top<Result> results_{kMostMatches};
 };
 
 }  // namespace flashtrie

@@ -39,14 +39,11 @@ class StepRow {
   const uint32_t* bitmap() const { return bitmap_.data(); }
   std::span<const Proposal> proposals() const { return {proposals_.data(), num_left_}; }  // distinct, best first
 
-  // The log-prob of a proposed token, forgotten or not; false for one that only shares its low half with such.
-  bool find(uint32_t token, float* logprob) const {
+  // The log-prob of a proposed token, forgotten or not; -inf for one that only shares its low half with such.
+  float find(uint32_t token) const {
     for (uint32_t at = token_hash(token, log2_size_);; at = (at + 1) & mask_) {
-      if (table_[at].token == token) {
-        *logprob = table_[at].logprob;
-        return true;
-      }
-      if (table_[at].token == kNoToken) return false;
+      if (table_[at].token == token) return table_[at].logprob;
+      if (table_[at].token == kNoToken) return -INFINITY;
     }
   }
 

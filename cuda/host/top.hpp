@@ -7,15 +7,21 @@
 #include <utility>
 #include <vector>
 
+#include "unfilled.hpp"
+
 namespace flashtrie {
 
 // Item has a member `uint64_t key`, larger is better; keys are distinct.
 template <typename Item>
 class Top {
  public:
+  // Room for `most_pushed` items at once.
+  explicit Top(uint64_t most_pushed) : most_pushed_(most_pushed) {}
+
   void reset(uint64_t limit) {
     limit_ = limit;
-    items_.resize(std::max<uint64_t>(limit + limit / 2, 64));
+    full_ = std::max<uint64_t>(limit + limit / 2, 64);
+    items_.resize(full_ + most_pushed_);
     size_ = 0;
     floor_ = 0;
   }
@@ -23,11 +29,14 @@ class Top {
   // False for what cannot be among the best any more; spares the caller the work of making it.
   bool admits(uint64_t key) const { return key > floor_; }
 
-  // Keeps the item if `wanted`. Without a branch: whether a candidate is wanted is a coin toss to the processor.
-  void push_if(bool wanted, const Item& item) {
-    items_[size_] = item;
-    size_ += wanted;
-    if (size_ == items_.size()) select();
+  // Calls make(i, item), which writes item i and says whether it is wanted, for each i below `count`. Without a branch:
+  // whether a candidate is wanted is a coin toss to the processor.
+  template <typename Make>
+  void push(uint64_t count, const Make& make) {
+    Item* end = items_.data() + size_;
+    for (uint64_t i = 0; i < count; ++i) end += make(i, *end);
+    size_ = static_cast<uint64_t>(end - items_.data());
+    if (size_ >= full_) select();
   }
 
   // Leaves exactly the best `limit` (or all, if fewer), in no order.
@@ -76,9 +85,11 @@ class Top {
     items_.swap(dealt_);
   }
 
-  std::vector<Item> items_, dealt_;
+  std::vector<Item, Unfilled<Item>> items_, dealt_;
   std::vector<uint32_t> ends_;  // of the bins
   uint64_t size_ = 0;
+  uint64_t most_pushed_;
+  uint64_t full_ = 0;  // items at which the best are selected
   uint64_t limit_ = 0;
   uint64_t floor_ = 0;
 };

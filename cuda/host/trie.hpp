@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "flashtrie/trie.cuh"
+#include "unfilled.hpp"
 
 namespace flashtrie {
 
@@ -37,18 +38,6 @@ constexpr int kMaxHighWidth = 15;
 constexpr uint64_t kMaxDepth = 65535;
 constexpr uint64_t kMaxNodes = 0xffffffffull;
 
-// An array that is not filled before it is written: so the threads that write it are those that get its memory.
-template <typename T>
-struct Unfilled : std::allocator<T> {
-  template <typename U>
-  struct rebind {
-    using other = Unfilled<U>;
-  };
-  template <typename U>
-  void construct(U* at) {
-    ::new (static_cast<void*>(at)) U;
-  }
-};
 template <typename T>
 using Restored = std::vector<T, Unfilled<T>>;
 
