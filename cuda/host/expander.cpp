@@ -25,7 +25,8 @@ void Expander::expand(const Frontier& frontier, const Step& step) {
   const uint32_t num_beams = static_cast<uint32_t>(frontier.nodes.size());
   for (uint32_t begin = 0; begin < num_beams; begin += kBeamsPerTurn) {
     const float best = frontier.scores[begin];
-    if (!row_.keep([&](float logprob) { return may_count(step, best + logprob, 0); })) break;
+    const Floors must_reach = floors(step);
+    if (!row_.keep([&](float logprob) { return must_reach.admit(best + logprob); })) break;
     if (begin % kBeamsAhead == 0) find_families(frontier, begin, std::min(begin + kBeamsAhead, num_beams));
     take_turn(frontier, step, begin, std::min(begin + kBeamsPerTurn, num_beams));
   }
@@ -70,10 +71,11 @@ void Expander::take_turn(const Frontier& frontier, const Step& step, uint32_t be
   run_search(frontier, step);
   if (num_matches_ + num_few > kMostMatches) judge(frontier, step);
   const uint32_t* bitmap = row_.bitmap();
+  const uint16_t* labels = trie_.label_low;
   Match* to = matches_.data() + num_matches_;
   for (const Match& child : std::span(few_).first(num_few)) {
     *to = child;
-    to += bitmap_test(bitmap, trie_.label_low[child.child]);
+    to += bitmap_test(bitmap, labels[child.child]);
   }
   num_matches_ = static_cast<uint32_t>(to - matches_.data());
   judge(frontier, step);
@@ -116,52 +118,63 @@ void Expander::run_search(const Frontier& frontier, const Step& step) {
   label_search_.run(trie_, [&](uint32_t child, uint32_t beam) { matches_[num_matches_++] = {child, beam}; });
 }
 
-inline float Expander::total_of(const Step& step, float score) const {
-  return params_.eos == kNoToken ? score : score + step.end_logprob;
-}
-
-// Whether a child with this score could be among the best candidates or results.
-bool Expander::may_count(const Step& step, float score, uint32_t node) const {
-  const float normalised = total_of(step, score) * params_.length_factors[step.number + 1];
-  return (score > params_.sequence_threshold) & (candidates_.admits(rank_key(score, node)) |
-                                                 (step.can_end & results_.admits(rank_key(normalised, node))));
+Expander::Floors Expander::floors(const Step& step) const {
+  return {params_.sequence_threshold, candidates_.floor_score(), step.can_end ? results_.floor_score() : INFINITY,
+          step.end_logprob, params_.length_factors[step.number + 1]};
 }
 
 // First what needs no memory beyond the labels: score and floors. What passes is routed once all their lines are
 // under way.
 void Expander::judge(const Frontier& frontier, const Step& step) {
-  const float factor = params_.length_factors[step.number + 1];
-  const std::span<const Match> matches = std::span(matches_).first(num_matches_);
-  if (trie_.high_width > 0)
-    for (const Match& match : matches) {
+  if (trie_.high_width > 0) {
+    for (const Match& match : std::span(matches_).first(num_matches_)) {
       prefetch(trie_.high_flags + (match.child >> 6));
       prefetch(trie_.lines + (match.child >> 6));
     }
+    route(step, keep_pending<true>(frontier, floors(step)));
+  } else {
+    route(step, keep_pending<false>(frontier, floors(step)));
+  }
+}
+
+// Everything is copied out of the members first, or else the compiler reads it again after every match that it writes.
+template <bool kHasHigh>
+uint32_t Expander::keep_pending(const Frontier& frontier, const Floors& must_reach) {
+  const Floors floors = must_reach;
+  const TrieView trie = trie_;
+  const StepRow::Table table = row_.table();
+  const float* scores = frontier.scores.data();
+  const Match *match = matches_.data(), *end = match + num_matches_;
   Pending* to = pending_.data();
-  for (const Match& match : matches) {
-    const uint32_t child = match.child, token = label(trie_, child);
-    prefetch(trie_.lines + (child >> 6));
-    const float score = frontier.scores[match.beam] + row_.find(token), total = total_of(step, score);
-    const uint64_t key = rank_key(score, child), result_key = rank_key(total * factor, child);
-    *to = {key, result_key, total, child, match.beam, token};
-    to += (score > params_.sequence_threshold) &
-          (candidates_.admits(key) | (step.can_end & results_.admits(result_key)));
+  for (; match < end; ++match) {
+    const uint32_t child = match->child, beam = match->beam;
+    prefetch(trie.lines + (child >> 6));
+    const uint32_t token = kHasHigh ? label(trie, child) : trie.label_low[child];
+    const float score = scores[beam] + table.find(token);
+    *to = {child, beam, token, score};
+    to += floors.admit(score);
   }
   num_matches_ = 0;
-  route(step, static_cast<uint32_t>(to - pending_.data()));
+  return static_cast<uint32_t>(to - pending_.data());
 }
 
 void Expander::route(const Step& step, uint32_t num_pending) {
-  candidates_.push(num_pending, [&](uint64_t i, Candidate& to) {
-    const Pending& hit = pending_[i];
-    to = {hit.key, hit.beam, hit.token};
-    return !is_leaf(trie_, hit.child) & candidates_.admits(hit.key);
+  const NodeLine* lines = trie_.lines;
+  const Pending* pending = pending_.data();
+  candidates_.push(num_pending, [=](uint64_t i, Candidate& to) {
+    const Pending hit = pending[i];
+    to = {rank_key(hit.score, hit.child), hit.beam, hit.token};
+    return !(lines[hit.child >> 6].leaf >> (hit.child & 63) & 1);
   });
   if (!step.can_end) return;
-  results_.push(num_pending, [&](uint64_t i, Result& to) {
-    const Pending& hit = pending_[i];
-    to = {hit.result_key, hit.total, step.number + 1, hit.beam, hit.token};
-    return is_terminal(trie_, hit.child) & results_.admits(hit.result_key);
+  const bool adds_end = params_.eos != kNoToken;
+  const float end_logprob = step.end_logprob, factor = params_.length_factors[step.number + 1];
+  const uint32_t depth = step.number + 1;
+  results_.push(num_pending, [=](uint64_t i, Result& to) {
+    const Pending hit = pending[i];
+    const float total = adds_end ? hit.score + end_logprob : hit.score;
+    to = {rank_key(total * factor, hit.child), total, depth, hit.beam, hit.token};
+    return lines[hit.child >> 6].terminal >> (hit.child & 63) & 1;
   });
 }
 

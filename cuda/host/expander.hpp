@@ -70,9 +70,16 @@ class Expander {
   };
   // A match that may count, once its node's line says what it is.
   struct Pending {
-    uint64_t key, result_key;  // rank_key(score, child), rank_key(normalised total, child)
-    float total;               // score, and the end of sequence where one is asked for
     uint32_t child, beam, token;
+    float score;
+  };
+  // What a score must reach to count at all. Scores as low as the lowest kept pass, though by its node such a child may
+  // be worse: to tell that costs more than to sort it out later.
+  struct Floors {
+    float threshold, candidate, result, end_logprob, factor;
+    bool admit(float score) const {
+      return (score > threshold) & ((score >= candidate) | ((score + end_logprob) * factor >= result));
+    }
   };
 
   void find_families(const Frontier& frontier, uint32_t begin, uint32_t end);
@@ -81,9 +88,10 @@ class Expander {
   void scan(const Frontier& frontier, const Step& step, uint32_t beam, ChildRange children);
   void search(const Frontier& frontier, const Step& step, uint32_t beam, ChildRange children, bool is_root);
   void run_search(const Frontier& frontier, const Step& step);
-  bool may_count(const Step& step, float score, uint32_t node) const;
-  float total_of(const Step& step, float score) const;
+  Floors floors(const Step& step) const;
   void judge(const Frontier& frontier, const Step& step);
+  template <bool kHasHigh>
+  uint32_t keep_pending(const Frontier& frontier, const Floors& floors);
   void route(const Step& step, uint32_t num_pending);
 
   const Trie& opened_;

@@ -12,16 +12,14 @@ namespace flashtrie {
 struct Proposal {
   float logprob;
   uint32_t token;
-  uint32_t place;      // in the table
-  bool owns_bit;       // no better proposal set the bit of its low half
 };
 
 class StepRow {
  public:
   StepRow() : bitmap_(kBitmapWords, 0) {}
 
-  // Duplicates of a token count once, with their best log-prob. Costs num_slots, whatever the row before held, where
-  // log-probs do not ascend; else sorting them besides.
+  // Duplicates of a token count once, with their best log-prob. Costs num_slots where log-probs do not ascend; else
+  // sorting them besides.
   void load(const TrieView& trie, const SearchParams& params, const uint32_t* tokens, const float* logprobs,
             uint64_t num_slots);
 
@@ -29,9 +27,9 @@ class StepRow {
   template <typename Reaches>
   bool keep(const Reaches& reaches) {
     for (; num_left_ > 0; --num_left_) {
-      const Proposal& worst = proposals_[num_left_ - 1];
+      const Proposal worst = proposals_[num_left_ - 1];
       if (reaches(worst.logprob)) return true;
-      if (worst.owns_bit) bitmap_[(worst.token & 0xffff) >> 5] &= ~(1u << (worst.token & 31));
+      if (owns_bit_[num_left_ - 1]) bitmap_[(worst.token & 0xffff) >> 5] &= ~(1u << (worst.token & 31));
     }
     return false;
   }
@@ -39,27 +37,52 @@ class StepRow {
   const uint32_t* bitmap() const { return bitmap_.data(); }
   std::span<const Proposal> proposals() const { return {proposals_.data(), num_left_}; }  // distinct, best first
 
-  // The log-prob of a proposed token, forgotten or not; -inf for one that only shares its low half with such.
-  float find(uint32_t token) const {
-    for (uint32_t at = token_hash(token, log2_size_);; at = (at + 1) & mask_) {
-      if (table_[at].token == token) return table_[at].logprob;
-      if (table_[at].token == kNoToken) return -INFINITY;
-    }
-  }
-
- private:
   struct Place {
     uint32_t token = kNoToken;
     float logprob = 0;
   };
-  void clear();
+  struct Table {
+    const Place* places;
+    int log2_size;
+
+    // The log-prob of a proposed token, forgotten or not; -inf for one that only shares its low half with such.
+    float find(uint32_t token) const {
+      const uint32_t mask = (1u << log2_size) - 1;
+      for (uint32_t at = token_hash(token, log2_size);; at = (at + 1) & mask) {
+        if (places[at].token == token) return places[at].logprob;
+        if (places[at].token == kNoToken) return -INFINITY;
+      }
+    }
+  };
+  Table table() const { return {table_.data(), log2_size_}; }
+
+ private:
+  // What a row's proposals are put into: on the stack, since the compiler would read members again after every store.
+  struct Insertion {
+    Place* places;
+    uint32_t* bitmap;
+    Proposal* proposals;
+    uint8_t* owns_bit;
+    int log2_size;
+    size_t count = 0;
+
+    void insert(uint32_t token, float logprob);
+  };
+
+  Insertion begin();
+  // False, with nothing to be relied on, where a log-prob is above the one before.
+  bool insert_falling(TrieView trie, SearchParams params, const uint32_t* tokens, const float* logprobs,
+                      uint64_t num_slots);
+  void insert_sorted(const TrieView& trie, const SearchParams& params, const uint32_t* tokens, const float* logprobs,
+                     uint64_t num_slots);
 
   std::vector<uint32_t> bitmap_;
-  std::vector<Proposal> proposals_;
-  size_t num_left_ = 0;
   std::vector<Place> table_;
   int log2_size_ = 0;
-  uint32_t mask_ = 0;
+  std::vector<Proposal> proposals_;
+  std::vector<Proposal> sorted_;
+  std::vector<uint8_t> owns_bit_;  // of a proposal: no better one set the bit of its low half
+  size_t num_left_ = 0;
 };
 
 }  // namespace flashtrie

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "flashtrie/score.cuh"
 #include "unfilled.hpp"
 
 namespace flashtrie {
@@ -26,15 +27,19 @@ class Top {
     floor_ = 0;
   }
 
-  // False for what cannot be among the best any more; spares the caller the work of making it.
-  bool admits(uint64_t key) const { return key > floor_; }
+  // What scores below it cannot be among the best any more; spares the caller the work of making it.
+  float floor_score() const { return floor_ == 0 ? -INFINITY : key_score(floor_); }
 
-  // Calls make(i, item), which writes item i and says whether it is wanted, for each i below `count`. Without a branch:
-  // whether a candidate is wanted is a coin toss to the processor.
+  // Calls make(i, item), which writes item i and says whether it is wanted, for each i below `count`. Those below the
+  // floor are dropped too. Without a branch: whether a candidate is wanted is a coin toss to the processor.
   template <typename Make>
   void push(uint64_t count, const Make& make) {
+    const uint64_t floor = floor_;
     Item* end = items_.data() + size_;
-    for (uint64_t i = 0; i < count; ++i) end += make(i, *end);
+    for (uint64_t i = 0; i < count; ++i) {
+      const bool is_wanted = make(i, *end);
+      end += is_wanted & (end->key > floor);
+    }
     size_ = static_cast<uint64_t>(end - items_.data());
     if (size_ >= full_) select();
   }
@@ -55,8 +60,16 @@ class Top {
     uint32_t begin = 0;
     for (const uint32_t end : ends_) {
       if (begin >= limit_) break;
-      if (end - begin > 1) std::sort(place(begin), place(end), better);
+      if (end - begin > kFewInBin) std::sort(place(begin), place(end), better);
       begin = end;
+    }
+    // Bins of a few are put in order in one go: which of them holds how many cannot be foretold.
+    Item* const items = items_.data();
+    for (uint32_t i = 1; i < begin; ++i) {
+      const Item item = items[i];
+      uint32_t at = i;
+      for (; at > 0 && items[at - 1].key < item.key; --at) items[at] = items[at - 1];
+      items[at] = item;
     }
     size_ = std::min(size_, limit_);
   }
@@ -64,6 +77,8 @@ class Top {
   std::span<const Item> items() const { return {items_.data(), size_}; }
 
  private:
+  static constexpr uint32_t kFewInBin = 8;
+
   static bool better(const Item& a, const Item& b) { return a.key > b.key; }
   auto place(uint64_t at) { return items_.begin() + static_cast<int64_t>(at); }
 
