@@ -93,7 +93,7 @@ void Expander::ask_many(const Frontier& frontier, const Step& step, uint32_t bea
 void Expander::scan(const Frontier& frontier, const Step& step, uint32_t beam, ChildRange children) {
   for (uint64_t at = children.first; at < children.last; at += kLabelsPerScan) {
     const uint32_t first = static_cast<uint32_t>(at), count = std::min(children.last - first, kLabelsPerScan);
-    const uint64_t num_hits = scan_(trie_.label_low + first, count, row_.bitmap(), first, hits_.data());
+    const uint64_t num_hits = (row_.proposals().size() > kMaxSieved ? plain_scan_ : scan_)(trie_.label_low + first, count, row_.bitmap(), row_.sieve(), first, hits_.data());
     if (num_matches_ + num_hits > kMostMatches) judge(frontier, step);
     for (uint64_t hit = 0; hit < num_hits; ++hit) matches_[num_matches_++] = {hits_[hit], beam};
   }

@@ -97,7 +97,8 @@ class Expander {
   const Trie& opened_;
   const TrieView trie_;
   const SearchParams params_;
-  const ScanLabels scan_ = scan_labels();
+  const ScanLabels scan_ = scan_labels(), plain_scan_ = all_scan_labels()[all_scan_labels().size()>3?2:all_scan_labels().size()-1];
+  static constexpr size_t kMaxSieved = 128;
   const FindChildRanges find_child_ranges_ = find_child_ranges();
   StepRow row_;
   LabelSearch label_search_;

@@ -10,8 +10,8 @@
 
 namespace flashtrie {
 
-uint64_t scan_labels_portable(const uint16_t* labels, uint64_t count, const uint32_t* bitmap, uint32_t first,
-                              uint32_t* hits) {
+uint64_t scan_labels_portable(const uint16_t* labels, uint64_t count, const uint32_t* bitmap, const Sieve&,
+                              uint32_t first, uint32_t* hits) {
   uint64_t num_hits = 0;
   for (uint64_t i = 0; i < count; ++i) {  // branch-free: a hit stays by moving the end
     hits[num_hits] = first + static_cast<uint32_t>(i);
@@ -23,10 +23,8 @@ uint64_t scan_labels_portable(const uint16_t* labels, uint64_t count, const uint
 #if defined(FLASHTRIE_X86)
 namespace {
 
-__attribute__((target("avx512f,avx512bw,avx512vl"))) uint64_t scan_labels_avx512(const uint16_t* labels,
-                                                                                uint64_t count,
-                                                                                const uint32_t* bitmap,
-                                                                                uint32_t first, uint32_t* hits) {
+__attribute__((target("avx512f,avx512bw,avx512vl"))) uint64_t scan_labels_avx512(
+    const uint16_t* labels, uint64_t count, const uint32_t* bitmap, const Sieve&, uint32_t first, uint32_t* hits) {
   const __m512i one = _mm512_set1_epi32(1), low_five = _mm512_set1_epi32(31);
   __m512i ids = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first)),
                                  _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
@@ -44,9 +42,43 @@ __attribute__((target("avx512f,avx512bw,avx512vl"))) uint64_t scan_labels_avx512
   return num_hits;
 }
 
+// A gather takes a cycle a label; the sieve, held in registers, tests 32 labels in seven. What falls through, few where
+// few proposals are left, is asked of the bitmap. Two thirds of the time of a scan (measured, 76 proposals left).
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi2"))) uint64_t scan_labels_vbmi2(
+    const uint16_t* labels, uint64_t count, const uint32_t* bitmap, const Sieve& sieve, uint32_t first, uint32_t* hits) {
+  alignas(64) static constexpr uint16_t kCounting[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                                         16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+  const __m512i low_words = _mm512_load_si512(sieve.words), high_words = _mm512_load_si512(sieve.words + 32);
+  const __m512i one = _mm512_set1_epi16(1), low_four = _mm512_set1_epi16(15), step = _mm512_set1_epi16(32);
+  constexpr uint64_t kBlock = 512;
+  uint16_t through[kBlock + 32];
+  uint64_t num_hits = 0;
+  for (uint64_t begin = 0; begin < count; begin += kBlock) {
+    const uint64_t size = std::min(count - begin, kBlock);
+    __m512i places = _mm512_load_si512(kCounting);
+    uint64_t num_through = 0;
+    for (uint64_t i = 0; i < size; i += 32) {
+      const __mmask32 inside = size - i >= 32 ? 0xffffffffu : (1u << (size - i)) - 1;
+      const __m512i label = _mm512_maskz_loadu_epi16(inside, labels + begin + i);
+      const __m512i word = _mm512_permutex2var_epi16(low_words, label, high_words);  // by the lowest six bits
+      const __m512i bit = _mm512_sllv_epi16(one, _mm512_and_si512(_mm512_srli_epi16(label, 6), low_four));
+      const __mmask32 hit = _mm512_mask_test_epi16_mask(inside, word, bit);
+      _mm512_storeu_si512(through + num_through, _mm512_maskz_compress_epi16(hit, places));
+      num_through += static_cast<uint64_t>(__builtin_popcount(hit));
+      places = _mm512_add_epi16(places, step);
+    }
+    for (uint64_t i = 0; i < num_through; ++i) {
+      const uint64_t place = begin + through[i];
+      hits[num_hits] = first + static_cast<uint32_t>(place);
+      num_hits += bitmap_test(bitmap, labels[place]);
+    }
+  }
+  return num_hits;
+}
+
 __attribute__((target("avx2,bmi"))) uint64_t scan_labels_avx2(const uint16_t* labels, uint64_t count,
-                                                             const uint32_t* bitmap, uint32_t first,
-                                                             uint32_t* hits) {
+                                                             const uint32_t* bitmap, const Sieve& sieve,
+                                                             uint32_t first, uint32_t* hits) {
   const __m256i one = _mm256_set1_epi32(1), low_five = _mm256_set1_epi32(31);
   uint64_t num_hits = 0, i = 0;
   for (; i + 8 <= count; i += 8) {
@@ -59,25 +91,29 @@ __attribute__((target("avx2,bmi"))) uint64_t scan_labels_avx2(const uint16_t* la
     for (; hit != 0; hit &= hit - 1)
       hits[num_hits++] = first + static_cast<uint32_t>(i) + static_cast<uint32_t>(__builtin_ctz(hit));
   }
-  return num_hits + scan_labels_portable(labels + i, count - i, bitmap, first + static_cast<uint32_t>(i),
+  return num_hits + scan_labels_portable(labels + i, count - i, bitmap, sieve, first + static_cast<uint32_t>(i),
                                          hits + num_hits);
 }
 
 }  // namespace
 #endif
 
-ScanLabels scan_labels() {
+std::vector<ScanLabels> all_scan_labels() {
+  std::vector<ScanLabels> all = {&scan_labels_portable};
 #if defined(FLASHTRIE_X86)
-  static const ScanLabels best = [] {
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) return &scan_labels_avx512;
-    if (__builtin_cpu_supports("avx2")) return &scan_labels_avx2;
-    return &scan_labels_portable;
-  }();
-  return best;
-#else
-  return &scan_labels_portable;
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2")) all.push_back(&scan_labels_avx2);
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
+    all.push_back(&scan_labels_avx512);
+    if (__builtin_cpu_supports("avx512vbmi2")) all.push_back(&scan_labels_vbmi2);
+  }
 #endif
+  return all;
+}
+
+ScanLabels scan_labels() {
+  static const ScanLabels best = all_scan_labels().back();
+  return best;
 }
 
 }  // namespace flashtrie

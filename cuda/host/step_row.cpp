@@ -27,6 +27,7 @@ void StepRow::load(const TrieView& trie, const SearchParams& params, const uint3
   proposals_.resize(num_slots);
   owns_bit_.resize(num_slots);
   if (!insert_falling(trie, params, tokens, logprobs, num_slots)) insert_sorted(trie, params, tokens, logprobs, num_slots);
+  num_sieved_ = SIZE_MAX;  // of no use any more
 }
 
 bool StepRow::insert_falling(TrieView trie, SearchParams params, const uint32_t* tokens, const float* logprobs,
@@ -54,6 +55,12 @@ void StepRow::insert_sorted(const TrieView& trie, const SearchParams& params, co
   Insertion row = begin();
   for (const Proposal& next : sorted_) row.insert(next.token, next.logprob);
   num_left_ = row.count;
+}
+
+void StepRow::make_sieve() {
+  sieve_.clear();
+  for (const Proposal& proposal : proposals()) sieve_.add(proposal.token);
+  num_sieved_ = num_left_;
 }
 
 // Everything is cleared, since that costs less than to clear what is there: whole lines are written.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "flashtrie/search.cuh"
+#include "scan.hpp"
 
 namespace flashtrie {
 
@@ -34,6 +35,11 @@ class StepRow {
     return false;
   }
 
+  // Of the proposals left when it was made, at most twice as many as now.
+  const Sieve& sieve() {
+    if (num_left_ <= num_sieved_ / 2) make_sieve();
+    return sieve_;
+  }
   const uint32_t* bitmap() const { return bitmap_.data(); }
   std::span<const Proposal> proposals() const { return {proposals_.data(), num_left_}; }  // distinct, best first
 
@@ -69,6 +75,7 @@ class StepRow {
     void insert(uint32_t token, float logprob);
   };
 
+  void make_sieve();
   Insertion begin();
   // False, with nothing to be relied on, where a log-prob is above the one before.
   bool insert_falling(TrieView trie, SearchParams params, const uint32_t* tokens, const float* logprobs,
@@ -83,6 +90,8 @@ class StepRow {
   std::vector<Proposal> sorted_;
   std::vector<uint8_t> owns_bit_;  // of a proposal: no better one set the bit of its low half
   size_t num_left_ = 0;
+  Sieve sieve_;
+  size_t num_sieved_ = 0;
 };
 
 }  // namespace flashtrie

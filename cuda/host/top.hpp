@@ -92,11 +92,13 @@ class Top {
     if (size_ == 0) worst = best;
     const int shift = std::max<int>(std::bit_width(best - worst) - std::bit_width(size_), 0);
     ends_.assign(((best - worst) >> shift) + 1, 0);
-    for (const Item& item : items()) ++ends_[(best - item.key) >> shift];
+    dealt_.resize(items_.size());
+    uint32_t* const ends = ends_.data();
+    Item* const dealt = dealt_.data();
+    for (const Item& item : items()) ++ends[(best - item.key) >> shift];
     uint32_t total = 0;
     for (uint32_t& end : ends_) end = std::exchange(total, total + end);
-    dealt_.resize(items_.size());
-    for (const Item& item : items()) dealt_[ends_[(best - item.key) >> shift]++] = item;
+    for (const Item& item : items()) dealt[ends[(best - item.key) >> shift]++] = item;
     items_.swap(dealt_);
   }
 
