@@ -41,8 +41,12 @@ __attribute__((target("bmi,bmi2"))) void find_child_ranges_bmi2(const TrieView& 
     const uint64_t zero = _pdep_u64(uint64_t(1) << (skip - 1 - before), at);
     uint64_t end = (begin & ~uint64_t(63)) + 64 * word;
     const uint64_t start = end + _tzcnt_u64(zero) + 1;
+    // That the node's last one is in the next word cannot be foretold either.
     uint64_t rest = at & ~(zero ^ (zero - 1));
-    for (const uint64_t* next = words + word; rest == 0; end += 64) rest = ~*++next;
+    const uint64_t spills = rest == 0;
+    rest |= ~words[word + 1] & (0 - spills);
+    end += spills << 6;
+    for (const uint64_t* next = words + word + 1; rest == 0; end += 64) rest = ~*++next;
     end += _tzcnt_u64(rest);
     const uint32_t first = static_cast<uint32_t>(start - node) + 1;
     ranges[i] = {first, first + static_cast<uint32_t>(end - start)};

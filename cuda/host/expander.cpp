@@ -107,15 +107,19 @@ void Expander::search(const Frontier& frontier, const Step& step, uint32_t beam,
     const ChildRange part = is_root                    ? opened_.root_range(proposal.token)
                             : proposal.token <= 0xffff ? ChildRange{children.first, boundary}
                                                        : ChildRange{boundary, children.last};
+    if (part.fan_out() == 0) continue;
     prefetch(trie_.label_low + part.first + part.fan_out() / 2);
-    label_search_.add(part, proposal.token, rank_base, beam);
-    if (label_search_.is_full()) run_search(frontier, step);
+    const bool is_high = proposal.token > 0xffff;
+    if (is_high ? high_search_.add(part, proposal.token, beam, rank_base) : low_search_.add(part, proposal.token, beam))
+      run_search(frontier, step);
   }
 }
 
 void Expander::run_search(const Frontier& frontier, const Step& step) {
-  if (num_matches_ + LabelSearch::kRoom > kMostMatches) judge(frontier, step);
-  label_search_.run(trie_, [&](uint32_t child, uint32_t beam) { matches_[num_matches_++] = {child, beam}; });
+  if (num_matches_ + 2 * kSearchedTogether > kMostMatches) judge(frontier, step);
+  Match* end = low_search_.run(trie_, matches_.data() + num_matches_);
+  end = high_search_.run(trie_, end);
+  num_matches_ = static_cast<uint32_t>(end - matches_.data());
 }
 
 Expander::Floors Expander::floors(const Step& step) const {

@@ -59,15 +59,11 @@ class Expander {
  private:
   static constexpr uint32_t kBeamsAhead = 64;  // whose children are looked for at once: enough that their reads overlap
   // Beams that are judged by the same floors. Their matches overlap in time; more would be found in vain.
-  static constexpr uint32_t kBeamsPerTurn = 16;
+  static constexpr uint32_t kBeamsPerTurn = 8;
   static constexpr uint32_t kFewChildren = 32;  // up to so many are tested in one list with those of other beams
   static constexpr uint32_t kLabelsPerScan = 512;
   static constexpr uint32_t kMostMatches = kBeamsPerTurn * kFewChildren + kLabelsPerScan;
 
-  // A child whose low label half is proposed.
-  struct Match {
-    uint32_t child, beam;
-  };
   // A match that may count, once its node's line says what it is.
   struct Pending {
     uint32_t child, beam, token;
@@ -101,7 +97,8 @@ class Expander {
   static constexpr size_t kMaxSieved = 128;
   const FindChildRanges find_child_ranges_ = find_child_ranges();
   StepRow row_;
-  LabelSearch label_search_;
+  LabelSearch<false> low_search_;
+  LabelSearch<true> high_search_;
   std::array<ChildRange, kBeamsAhead> ranges_;
   std::array<Match, kBeamsPerTurn * kFewChildren + 8> few_;
   std::array<uint32_t, kLabelsPerScan + kScanSlack> hits_;

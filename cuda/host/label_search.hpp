@@ -1,63 +1,71 @@
-// Binary searches for many labels at once, each among siblings of its own. All halve together, so that their reads
-// overlap: one after another they wait for ten reads each, most of which no cache holds in a large trie.
+// Binary searches for many labels at once, each among siblings of its own. All halve together, without branches, so
+// that their reads overlap: one after another they wait for ten reads each, most of which no cache holds in a large trie.
 #pragma once
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 
 #include "flashtrie/trie.cuh"
 
 namespace flashtrie {
 
+// A child that a proposal may lead to, and the place of its parent in the frontier.
+struct Match {
+  uint32_t child, beam;
+};
+
+constexpr uint32_t kSearchedTogether = 64;  // enough that reads overlap, few enough that what is prefetched stays
+
+// For labels up to 16 bits, or for those above.
+template <bool kIsHigh>
 class LabelSearch {
  public:
-  static constexpr uint32_t kRoom = 64;  // enough that reads overlap, few enough that what is prefetched stays
-
-  bool is_full() const { return num_probes_ == kRoom; }
-
-  // Siblings [part.first, part.last) have labels that ascend, all up to 16 bits or all above; of the latter, node's
-  // high part stands at rank_base + node (modulo 2^32). `beam` comes back with the child.
-  void add(ChildRange part, uint32_t token, uint32_t rank_base, uint32_t beam) {
-    probes_[num_probes_] = {part.first, part.fan_out(), token, rank_base, beam};
-    num_probes_ += part.fan_out() > 0;
+  // The siblings [part.first, part.last), one at least, ascend and are all of the kind searched for; the high part of a
+  // node's label stands at rank_base + node (modulo 2^32). True when there is no room for another.
+  bool add(ChildRange part, uint32_t token, uint32_t beam, uint32_t rank_base = 0) {
+    probes_[num_probes_++] = {part.first, part.fan_out(), token, beam, rank_base};
+    most_ = std::max(most_, part.fan_out());
+    return num_probes_ == kSearchedTogether;
   }
 
-  // Calls found(child, beam) for every label that is there, and forgets all.
-  template <typename Found>
-  void run(const TrieView& trie, const Found& found) {
-    for (bool is_open = true; is_open;) {
-      is_open = false;
-      for (uint32_t i = 0; i < num_probes_; ++i) {
-        Probe& probe = probes_[i];
-        const uint32_t half = probe.size / 2;
-        if (half == 0) continue;
-        probe.at = label_of(trie, probe, probe.at + half) <= probe.token ? probe.at + half : probe.at;
-        probe.size -= half;
-        is_open |= probe.size > 1;
-        __builtin_prefetch(trie.label_low + probe.at + probe.size / 2);
-        if (probe.token > 0xffff) {
-          const uint64_t rank = probe.rank_base + probe.at + probe.size / 2;
-          __builtin_prefetch(trie.high_bits + (rank * static_cast<uint64_t>(trie.high_width) >> 6));
-        }
+  // Writes those children that are there, in no order, with room for kSearchedTogether; forgets all. Returns the end.
+  Match* run(const TrieView& view, Match* to) {
+    const TrieView trie = view;
+    Probe *const begin = probes_.data(), *const end = begin + num_probes_;
+    for (int rounds = num_probes_ > 0 ? std::bit_width(most_ - 1) : 0; rounds > 0; --rounds)
+      for (Probe* probe = begin; probe < end; ++probe) {
+        const uint32_t half = probe->size / 2, middle = probe->at + half;
+        const uint32_t at = label_of(trie, *probe, middle) <= probe->token ? middle : probe->at;
+        const uint32_t size = probe->size - half;
+        probe->at = at;
+        probe->size = size;
+        __builtin_prefetch(trie.label_low + at + size / 2);
+        if (kIsHigh) __builtin_prefetch(trie.high_bits + (high_bit(trie, *probe, at + size / 2) >> 6));
       }
+    for (const Probe* probe = begin; probe < end; ++probe) {
+      *to = {probe->at, probe->beam};
+      to += label_of(trie, *probe, probe->at) == probe->token;
     }
-    for (uint32_t i = 0; i < num_probes_; ++i)
-      if (label_of(trie, probes_[i], probes_[i].at) == probes_[i].token) found(probes_[i].at, probes_[i].beam);
-    num_probes_ = 0;
+    num_probes_ = most_ = 0;
+    return to;
   }
 
  private:
   struct Probe {
-    uint32_t at, size, token, rank_base, beam;
+    uint32_t at, size, token, beam, rank_base;
   };
 
+  static uint64_t high_bit(const TrieView& trie, const Probe& probe, uint32_t node) {
+    return uint64_t(probe.rank_base + node) * static_cast<uint64_t>(trie.high_width);
+  }
   static uint32_t label_of(const TrieView& trie, const Probe& probe, uint32_t node) {
     const uint32_t low = trie.label_low[node];
-    if (probe.token <= 0xffff) return low;
-    return packed_get(trie.high_bits, probe.rank_base + node, trie.high_width) << 16 | low;
+    return kIsHigh ? packed_get(trie.high_bits, probe.rank_base + node, trie.high_width) << 16 | low : low;
   }
 
-  std::array<Probe, kRoom + 1> probes_;  // one more, since what cannot be there is written all the same
-  uint32_t num_probes_ = 0;
+  std::array<Probe, kSearchedTogether> probes_;
+  uint32_t num_probes_ = 0, most_ = 0;
 };
 
 }  // namespace flashtrie
