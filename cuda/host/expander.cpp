@@ -131,13 +131,25 @@ Expander::Floors Expander::floors(const Step& step) const {
 // under way.
 void Expander::judge(const Frontier& frontier, const Step& step) {
   if (trie_.high_width > 0) {
-    for (const Match& match : std::span(matches_).first(num_matches_)) {
-      prefetch(trie_.high_flags + (match.child >> 6));
-      prefetch(trie_.lines + (match.child >> 6));
-    }
+    find_high_ranks();
     route(step, keep_pending<true>(frontier, floors(step)));
   } else {
     route(step, keep_pending<false>(frontier, floors(step)));
+  }
+}
+
+// The ranks of the matches' high parts. Flags and lines, then high parts: each pass prefetches for the next.
+void Expander::find_high_ranks() {
+  const TrieView trie = trie_;
+  const std::span<const Match> matches = std::span(matches_).first(num_matches_);
+  for (const Match& match : matches) {
+    prefetch(trie.high_flags + (match.child >> 6));
+    prefetch(trie.lines + (match.child >> 6));
+  }
+  uint32_t* rank = high_ranks_.data();
+  for (const Match& match : matches) {
+    *rank = static_cast<uint32_t>(high_rank(trie, match.child));
+    prefetch(high_word(trie, *rank++));
   }
 }
 
@@ -148,17 +160,21 @@ uint32_t Expander::keep_pending(const Frontier& frontier, const Floors& must_rea
   const TrieView trie = trie_;
   const StepRow::Table table = row_.table();
   const float* scores = frontier.scores.data();
-  const Match *match = matches_.data(), *end = match + num_matches_;
+  const Match* matches = matches_.data();
+  const uint32_t* ranks = high_ranks_.data();
   Pending* to = pending_.data();
-  for (; match < end; ++match) {
-    const uint32_t child = match->child, beam = match->beam;
+  for (uint32_t i = 0, count = std::exchange(num_matches_, 0); i < count; ++i) {
+    const auto [child, beam] = matches[i];
     prefetch(trie.lines + (child >> 6));
-    const uint32_t token = kHasHigh ? label(trie, child) : trie.label_low[child];
+    uint32_t token = trie.label_low[child];
+    if (kHasHigh) {  // read even where there is none: which nodes have one cannot be foretold
+      const uint32_t has_high = test_bit(trie.high_flags, child);
+      token |= (packed_get(trie.high_bits, ranks[i], trie.high_width) & (0 - has_high)) << 16;
+    }
     const float score = scores[beam] + table.find(token);
     *to = {child, beam, token, score};
     to += floors.admit(score);
   }
-  num_matches_ = 0;
   return static_cast<uint32_t>(to - pending_.data());
 }
 

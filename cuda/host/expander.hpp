@@ -86,6 +86,7 @@ class Expander {
   void run_search(const Frontier& frontier, const Step& step);
   Floors floors(const Step& step) const;
   void judge(const Frontier& frontier, const Step& step);
+  void find_high_ranks();
   template <bool kHasHigh>
   uint32_t keep_pending(const Frontier& frontier, const Floors& floors);
   void route(const Step& step, uint32_t num_pending);
@@ -104,6 +105,7 @@ class Expander {
   std::array<uint32_t, kLabelsPerScan + kScanSlack> hits_;
   std::array<Match, kMostMatches> matches_;
   uint32_t num_matches_ = 0;
+  std::array<uint32_t, kMostMatches> high_ranks_;
   std::array<Pending, kMostMatches> pending_;
   Top<Candidate> candidates_{kMostMatches};
   Top<Result> results_{kMostMatches};
