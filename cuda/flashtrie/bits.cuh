@@ -57,7 +57,11 @@ FT_HD uint32_t packed_get(const uint64_t* words, uint64_t i, int width) {
   const uint64_t word = bit >> 6;
   const int shift = static_cast<int>(bit & 63);
   uint64_t value = words[word] >> shift;
+#if defined(__CUDA_ARCH__)
   if (shift + width > 64) value |= words[word + 1] << (64 - shift);
+#else
+  value |= words[word + 1] << 1 << (63 - shift);  // where a value ends in the next word cannot be foretold
+#endif
   return static_cast<uint32_t>(value & ((uint64_t(1) << width) - 1));
 }
 
