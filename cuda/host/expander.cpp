@@ -9,6 +9,9 @@ constexpr uint64_t kScanPerSlot = 192;
 // The same for the root, where a table says where to look (measured: from 8 to 64 it makes no difference).
 constexpr uint64_t kScanPerSlotOfRoot = 32;
 
+// Up to so many proposals the sieve of 1,024 bits lets less than an eighth of the labels through.
+constexpr size_t kMostSieved = 128;
+
 inline void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
 
 inline const uint64_t* high_word(const TrieView& trie, uint64_t rank) {
@@ -23,12 +26,12 @@ void Expander::expand(const Frontier& frontier, const Step& step) {
   row_.load(trie_, params_, step.tokens, step.logprobs, step.num_slots);
   candidates_.reset(params_.beam_width);
   const uint32_t num_beams = static_cast<uint32_t>(frontier.nodes.size());
-  for (uint32_t begin = 0; begin < num_beams; begin += kBeamsPerTurn) {
+  for (uint32_t begin = 0; begin < num_beams; begin += beams_per_turn_) {
     const float best = frontier.scores[begin];
     const Floors must_reach = floors(step);
     if (!row_.keep([&](float logprob) { return must_reach.admit(best + logprob); })) break;
     if (begin % kBeamsAhead == 0) find_families(frontier, begin, std::min(begin + kBeamsAhead, num_beams));
-    take_turn(frontier, step, begin, std::min(begin + kBeamsPerTurn, num_beams));
+    take_turn(frontier, step, begin, std::min(begin + beams_per_turn_, num_beams));
   }
 }
 
@@ -91,9 +94,10 @@ void Expander::ask_many(const Frontier& frontier, const Step& step, uint32_t bea
 }
 
 void Expander::scan(const Frontier& frontier, const Step& step, uint32_t beam, ChildRange children) {
+  const ScanLabels scan = row_.proposals().size() <= kMostSieved ? scans_.sieved : scans_.plain;
   for (uint64_t at = children.first; at < children.last; at += kLabelsPerScan) {
     const uint32_t first = static_cast<uint32_t>(at), count = std::min(children.last - first, kLabelsPerScan);
-    const uint64_t num_hits = (row_.proposals().size() > kMaxSieved ? plain_scan_ : scan_)(trie_.label_low + first, count, row_.bitmap(), row_.sieve(), first, hits_.data());
+    const uint64_t num_hits = scan(trie_.label_low + first, count, row_.bitmap(), row_.sieve(), first, hits_.data());
     if (num_matches_ + num_hits > kMostMatches) judge(frontier, step);
     for (uint64_t hit = 0; hit < num_hits; ++hit) matches_[num_matches_++] = {hits_[hit], beam};
   }

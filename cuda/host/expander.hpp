@@ -1,6 +1,8 @@
 // One step of the beam search: the children of the beams, the hits among them, what stays of those.
 #pragma once
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -46,7 +48,11 @@ struct Step {
 
 class Expander {
  public:
-  Expander(const Trie& trie, const SearchParams& params) : opened_(trie), trie_(trie.view()), params_(params) {}
+  Expander(const Trie& trie, const SearchParams& params)
+      : opened_(trie),
+        trie_(trie.view()),
+        params_(params),
+        beams_per_turn_(std::clamp(std::bit_floor(params.beam_width / 16), kLeastPerTurn, kMostPerTurn)) {}
 
   void begin_query() { results_.reset(params_.num_results); }
   // Leaves the best candidates of this step, and the best results of the query so far, in the two below.
@@ -58,11 +64,12 @@ class Expander {
 
  private:
   static constexpr uint32_t kBeamsAhead = 64;  // whose children are looked for at once: enough that their reads overlap
-  // Beams that are judged by the same floors. Their matches overlap in time; more would be found in vain.
-  static constexpr uint32_t kBeamsPerTurn = 8;
+  // Beams judged by the same floors: their reads overlap, and a branch foretold wrongly serves them all, but floors that
+  // rise later find more in vain. A sixteenth of the beam width, within these.
+  static constexpr uint32_t kLeastPerTurn = 8, kMostPerTurn = 32;
   static constexpr uint32_t kFewChildren = 32;  // up to so many are tested in one list with those of other beams
   static constexpr uint32_t kLabelsPerScan = 512;
-  static constexpr uint32_t kMostMatches = kBeamsPerTurn * kFewChildren + kLabelsPerScan;
+  static constexpr uint32_t kMostMatches = kMostPerTurn * kFewChildren + kLabelsPerScan;
 
   // A match that may count, once its node's line says what it is.
   struct Pending {
@@ -94,14 +101,14 @@ class Expander {
   const Trie& opened_;
   const TrieView trie_;
   const SearchParams params_;
-  const ScanLabels scan_ = scan_labels(), plain_scan_ = all_scan_labels()[all_scan_labels().size()>3?2:all_scan_labels().size()-1];
-  static constexpr size_t kMaxSieved = 128;
+  const uint32_t beams_per_turn_;  // a power of two
+  const Scans scans_ = fastest_scans();
   const FindChildRanges find_child_ranges_ = find_child_ranges();
   StepRow row_;
   LabelSearch<false> low_search_;
   LabelSearch<true> high_search_;
   std::array<ChildRange, kBeamsAhead> ranges_;
-  std::array<Match, kBeamsPerTurn * kFewChildren + 8> few_;
+  std::array<Match, kMostPerTurn * kFewChildren + 8> few_;
   std::array<uint32_t, kLabelsPerScan + kScanSlack> hits_;
   std::array<Match, kMostMatches> matches_;
   uint32_t num_matches_ = 0;

@@ -23,9 +23,18 @@ constexpr uint64_t kScanSlack = 32;
 
 uint64_t scan_labels_portable(const uint16_t* labels, uint64_t count, const uint32_t* bitmap, const Sieve& sieve,
                               uint32_t first, uint32_t* hits);
+// All that this processor runs, by name; tests compare them.
+struct NamedScan {
+  const char* name;
+  ScanLabels scan;
+};
+std::vector<NamedScan> all_scans();
+
 // The fastest that this processor runs, found once.
-ScanLabels scan_labels();
-// All that this processor runs, the portable one first.
-std::vector<ScanLabels> all_scan_labels();
+struct Scans {
+  ScanLabels plain;   // asks the bitmap of every label
+  ScanLabels sieved;  // asks it of those that pass the sieve, where that is faster when few labels do
+};
+Scans fastest_scans();
 
 }  // namespace flashtrie

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <memory>
 #include <random>
@@ -14,6 +15,7 @@
 
 #include "host/child_ranges.hpp"
 #include "host/index_builder.hpp"
+#include "host/label_search.hpp"
 #include "host/query.hpp"
 #include "host/scan.hpp"
 #include "host/search.hpp"
@@ -384,19 +386,58 @@ void check_child_ranges(const Trie& trie) {
   CHECK(std::equal(portable.begin(), portable.end(), fast.begin(), same));
 }
 
-// The scan of this processor against the portable one, in buffers of exact size.
+// Every scan that this processor runs against the portable one, in buffers of exact size.
 void check_scan() {
   const uint64_t count = below(below(2) ? 70 : 3000);
   Exact<uint16_t> labels(std::vector<uint8_t>(2 * count));
   std::vector<uint32_t> bitmap(kBitmapWords);
+  Sieve sieve;
+  sieve.clear();
   for (uint64_t i = 0; i < count; ++i) labels.data()[i] = static_cast<uint16_t>(source());
-  for (uint64_t i = 0; i < count; i += 1 + below(20)) bitmap[labels.data()[i] >> 5] |= 1u << (labels.data()[i] & 31);
-  for (int i = 0; i < 100; ++i) bitmap[below(kBitmapWords)] = static_cast<uint32_t>(source());
+  const auto propose = [&](uint32_t label) {
+    bitmap[label >> 5] |= 1u << (label & 31);
+    sieve.add(label);
+  };
+  for (uint64_t i = 0; i < count; i += 1 + below(20)) propose(labels.data()[i]);
+  for (uint64_t i = below(3000); i > 0; --i) propose(below(65536));
   Exact<uint32_t> portable(std::vector<uint8_t>(4 * (count + kScanSlack)));
   Exact<uint32_t> fast(std::vector<uint8_t>(4 * (count + kScanSlack)));
-  const uint64_t hits = scan_labels_portable(labels.data(), count, bitmap.data(), 77, portable.data());
-  CHECK(scan_labels()(labels.data(), count, bitmap.data(), 77, fast.data()) == hits);
-  CHECK(std::equal(portable.data(), portable.data() + hits, fast.data()));
+  const uint64_t hits = scan_labels_portable(labels.data(), count, bitmap.data(), sieve, 77, portable.data());
+  for (const NamedScan& other : all_scans()) {
+    CHECK(other.scan(labels.data(), count, bitmap.data(), sieve, 77, fast.data()) == hits);
+    CHECK(std::equal(portable.data(), portable.data() + hits, fast.data()));
+  }
+}
+
+// Labels searched side by side against those searched one by one, in the trie's own families.
+void check_label_search(const Trie& trie) {
+  const TrieView& view = trie.view();
+  LabelSearch<false> low;
+  LabelSearch<true> high;
+  std::vector<std::pair<uint32_t, uint32_t>> expected, found;  // place, child
+  const auto run = [&] {
+    std::array<Match, 2 * kSearchedTogether> matches;
+    Match* const end = high.run(view, low.run(view, matches.data()));
+    for (const Match* match = matches.data(); match < end; ++match) found.emplace_back(match->beam, match->child);
+  };
+  for (uint32_t place = 0; place < 300; ++place) {
+    const ChildRange range = child_range(view, static_cast<uint32_t>(below(view.num_nodes)));
+    if (range.fan_out() == 0) continue;
+    uint64_t rank = 0;
+    const uint32_t boundary = view.high_width == 0 ? range.last : first_high(view, range, &rank);
+    const uint32_t there = range.first + static_cast<uint32_t>(below(range.fan_out()));
+    const uint32_t token = label(view, there) + (below(4) == 0);
+    const ChildRange part = token <= 0xffff ? ChildRange{range.first, boundary} : ChildRange{boundary, range.last};
+    const uint32_t child = find_child(view, range, token);
+    if (child != kNoNode) expected.emplace_back(place, child);
+    if (part.fan_out() == 0) continue;
+    const bool is_full = token <= 0xffff ? low.add(part, token, place)
+                                         : high.add(part, token, place, static_cast<uint32_t>(rank) - boundary);
+    if (is_full || below(50) == 0) run();
+  }
+  run();
+  std::sort(found.begin(), found.end());
+  CHECK(found == expected);
 }
 
 }  // namespace
@@ -422,6 +463,7 @@ int main(int argc, char** argv) {
       CHECK(std::equal(keys.begin(), keys.end(), found.begin(), [](const Key& k, const auto& f) { return k == f.first; }));
       question(trie, found, tokens);
       check_child_ranges(trie);
+  check_label_search(trie);
       for (int i = 0; i < 3; ++i) search_trie(trie, found, tokens);
     }
     restore_spoilt(stored);
@@ -434,6 +476,7 @@ int main(int argc, char** argv) {
         const Keys found = walk(trie);
         question(trie, found, tokens);
         check_child_ranges(trie);
+  check_label_search(trie);
         search_trie(trie, found, tokens);
         ++accepted;
       } catch (const InvalidTrie&) {
