@@ -44,7 +44,7 @@ __attribute__((target("avx512f,avx512bw,avx512vl"))) uint64_t scan_labels_avx512
 
 // A gather takes a cycle a label; the sieve, held in registers, tests 32 labels in some fifteen. What falls through, few
 // where few proposals are left, is asked of the bitmap, all together: a loop behind each 32 labels, whose length nobody
-// foretells, made this slower than gathering. Brought 4 to 6 % of a query of the titles at K = 256 and 1000.
+// foretells, made this slower than gathering. Brought 2 to 4 % of a query of the titles.
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi2"))) uint64_t scan_labels_vbmi2(
     const uint16_t* labels, uint64_t count, const uint32_t* bitmap, const Sieve& sieve, uint32_t first, uint32_t* hits) {
   alignas(64) static constexpr uint16_t kCounting[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
