@@ -21,7 +21,7 @@ inline const uint64_t* high_word(const TrieView& trie, uint64_t rank) {
 }  // namespace
 
 // The best beams come first. So when a proposal could lift a beam past neither floor, it can lift none behind it
-// either, and is forgotten: float addition and the length factor are monotone, and node 0 would win every tie.
+// either, and is forgotten: float addition and the length factor are monotone, and ties with a floor pass.
 void Expander::expand(const Frontier& frontier, const Step& step) {
   row_.load(trie_, params_, step.tokens, step.logprobs, step.num_slots);
   candidates_.reset(params_.beam_width);
