@@ -7,10 +7,8 @@ captures can be asked which function it is.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
-
-import numpy.typing as npt
 
 from flashtrie_cli.engine.cpu import native
 from flashtrie_cli.engine.cuda_launch import check, driver
@@ -137,10 +135,3 @@ def gpu_query(
     except (AttributeError, EngineUnavailable):  # ctypes' word for a function that the library lacks
         return None
     return query, clock
-
-
-def copy_arrays(
-    targets: Iterable[npt.NDArray[Any]], sources: Iterable[npt.NDArray[Any]], threads: int
-) -> None:
-    """Copy contiguous arrays of the same sizes, in pieces, on several threads."""
-    native().copy_arrays(list(targets), list(sources), threads)
