@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flashtrie_cli.engine.cpu import CpuEngine, native
+from flashtrie_cli.engine import cuda_native
+from flashtrie_cli.engine.cpu import CpuEngine
 from flashtrie_cli.engine.cuda_arrays import DeviceGrids, DeviceResults, DeviceSearch
 from flashtrie_cli.engine.cuda_loader import open_device, require_driver
 from flashtrie_cli.engine.cuda_pinned import pinned_empty
@@ -21,7 +21,6 @@ from flashtrie_cli.query.plan import SearchPlan
 from flashtrie_cli.query.results import SearchResults
 from flashtrie_cli.trie.stored import StoredTrie
 
-_COPY_THREADS = 8
 _KEPT_PIPELINES = 4
 _TOKEN_TYPES = ("uint16", "uint32", "int32", "int64")
 _LOGPROB_TYPES = ("float16", "float32")
@@ -45,7 +44,7 @@ class CudaEngine(CpuEngine):
         self.device_trie = DeviceTrie(self.trie, self.device)
         self._times_kernels = False
         self._slabs = SlabPool()
-        self._copies = native().CopyPool(_num_copy_threads())
+        self._copies = cuda_native.copy_pool()
         self._pipelines: dict[Any, HostPipeline | SingleQuery] = {}
         self._device_searches: dict[Any, DeviceSearch] = {}
         self._last: tuple[Any, HostPipeline | SingleQuery] | None = (
@@ -144,13 +143,6 @@ class CudaEngine(CpuEngine):
         """Two arrays [queries, steps, slots] in pinned memory: grids in them go over without a copy on the host."""
         shape = (num_queries, num_steps, num_slots)
         return pinned_empty(shape, token_dtype), pinned_empty(shape, logprob_dtype)
-
-
-def _num_copy_threads() -> int:
-    """Threads that copy batches to the GPU and answers back: they sleep but for the milliseconds of a large call, so
-    that ``threads``, which are at work throughout, are not meant."""
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(min(_COPY_THREADS, processors // 2), 1)
 
 
 def _as_kernel_types(

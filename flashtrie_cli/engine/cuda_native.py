@@ -7,6 +7,7 @@ captures can be asked which function it is.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from flashtrie_cli.errors import EngineUnavailable
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+
+_COPY_THREADS = 8
 
 
 class _KernelNode(ctypes.Structure):
@@ -135,3 +138,13 @@ def gpu_query(
     except (AttributeError, EngineUnavailable):  # ctypes' word for a function that the library lacks
         return None
     return query, clock
+
+
+def copy_pool() -> Any:
+    """Threads that copy grids on their way to the GPU and answers on theirs to the caller.
+
+    They sleep but for the milliseconds of a large batch, so an engine's ``threads``, which may be at work all the time,
+    are not meant.
+    """
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return native().CopyPool(max(min(_COPY_THREADS, processors // 2), 1))

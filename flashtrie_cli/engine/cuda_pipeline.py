@@ -219,7 +219,12 @@ class HostPipeline:
         )  # fmt: skip
 
     def _round(
-        self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], first_query: int = 0, *, is_part: bool = False
+        self,
+        tokens: npt.NDArray[Any],
+        logprobs: npt.NDArray[Any],
+        first_query: int = 0,
+        *,
+        is_part: bool = False,
     ) -> Answer:
         """The answer to these grids; ``is_part``: of a batch, which begin with its query ``first_query``."""
         query, program = self._native, self._program(len(tokens))
