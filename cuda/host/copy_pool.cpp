@@ -63,10 +63,11 @@ CopyPool::~CopyPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-// After a fork: the threads are not here, and may have held the lock.
+// After a fork: the threads are not here, and may have held the lock; nor is whoever waited for a copy.
 void CopyPool::leave_to_parent() {
   new std::vector<std::thread>(std::move(threads_));  // whose ends can be neither waited for nor left to themselves
   threads_.clear();
+  for (std::deque<Job*>& jobs : queues_) jobs.clear();
   lock_.unlock();
   process_ = 0;
 }

@@ -155,7 +155,12 @@ def kept_ms(
 
 
 def host_rate(
-    engine: CudaEngine, grids: tuple[np.ndarray, np.ndarray], width: int, queries: int, *, is_pinned: bool = True
+    engine: CudaEngine,
+    grids: tuple[np.ndarray, np.ndarray],
+    width: int,
+    queries: int,
+    *,
+    is_pinned: bool = True,
 ) -> int:
     """Queries a second from host memory to results in host memory, which are let go."""
     batch = pinned_batch(engine, grids, width, queries)
