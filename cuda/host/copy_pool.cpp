@@ -12,7 +12,8 @@
 namespace flashtrie {
 namespace {
 
-constexpr size_t kAlone = 2;     // pieces that are copied before a thread has woken
+constexpr size_t kAlone = 2;         // so many pieces for a device are copied before a thread has woken
+constexpr size_t kCallersPiece = 16; // of so many of them; 2 MiB, a huge page
 constexpr int kSpins = 1 << 11;  // before a thread sleeps: some 100 us
 constexpr size_t kLine = 64;
 
@@ -49,9 +50,13 @@ void SpinLock::lock() {
 }
 
 void CopyPool::add(Job& job, void* to, const void* from, size_t num_bytes) const {
-  for (size_t at = 0; at < num_bytes; at += piece_bytes_)
-    job.pieces_.push_back({static_cast<unsigned char*>(to) + at, static_cast<const unsigned char*>(from) + at,
-                           std::min(piece_bytes_, num_bytes - at)});
+  const size_t most = job.purpose_ == CopyFor::kDevice ? piece_bytes_ : kCallersPiece * piece_bytes_;
+  const uintptr_t target = reinterpret_cast<uintptr_t>(to);
+  for (size_t at = 0, size; at < num_bytes; at += size) {
+    size = std::min(job.purpose_ == CopyFor::kDevice ? most : most - (target + at) % most, num_bytes - at);
+    job.pieces_.push_back({static_cast<unsigned char*>(to) + at, static_cast<const unsigned char*>(from) + at, size});
+  }
+  job.num_bytes_ += num_bytes;
   job.num_left_.store(job.pieces_.size(), std::memory_order_relaxed);
 }
 
@@ -72,15 +77,14 @@ void CopyPool::leave_to_parent() {
   process_ = 0;
 }
 
-void CopyPool::begin(Job& job, CopyFor purpose) {
+void CopyPool::begin(Job& job) {
   if (job.pieces_.empty()) return;
   if (process_ != 0 && process_ != getpid()) leave_to_parent();
-  job.purpose_ = purpose;
-  const bool is_shared = job.pieces_.size() > kAlone && num_threads_ > 1;
+  const bool is_shared = job.num_bytes_ > kAlone * piece_bytes_ && num_threads_ > 1;
   {
     std::lock_guard<SpinLock> guard(lock_);
     if (is_shared && process_ == 0) start_threads();
-    queue(purpose).push_back(&job);
+    queue_of(job).push_back(&job);
   }
   if (!is_shared) return;
   num_asked_.fetch_add(1, std::memory_order_release);
@@ -104,7 +108,7 @@ bool CopyPool::copy_piece(Job* of) {
       if (!queues_[i].empty()) of = queues_[i].front();
     if (of == nullptr || of->num_taken_ == of->pieces_.size()) return false;
     piece = of->pieces_[of->num_taken_++];
-    if (of->num_taken_ == of->pieces_.size()) std::erase(queue(of->purpose_), of);
+    if (of->num_taken_ == of->pieces_.size()) std::erase(queue_of(*of), of);
   }
   copy(piece.to, piece.from, piece.num_bytes, of->purpose_);
   of->num_left_.fetch_sub(1, std::memory_order_release);  // it may be gone from here on
@@ -122,13 +126,13 @@ void CopyPool::finish(Job& job) {
     }
   }
   job.pieces_.clear();
-  job.num_taken_ = 0;
+  job.num_taken_ = job.num_bytes_ = 0;
 }
 
 void CopyPool::drop(Job& job) {
   {
     std::lock_guard<SpinLock> guard(lock_);
-    std::erase(queue(job.purpose_), &job);
+    std::erase(queue_of(job), &job);
     job.num_left_.fetch_sub(job.pieces_.size() - job.num_taken_, std::memory_order_relaxed);
     job.num_taken_ = job.pieces_.size();
   }

@@ -37,16 +37,20 @@ class CopyPool {
   // Copies that are waited for together. It stays where it is, as does all memory, from `begin` until `finish` or `drop`;
   // then it is empty, and may be filled again.
   class Job {
+   public:
+    explicit Job(CopyFor purpose = CopyFor::kDevice) : purpose_(purpose) {}
+
    private:
     friend class CopyPool;
+    const CopyFor purpose_;
     std::vector<Piece> pieces_;
     size_t num_taken_ = 0;             // under the pool's lock
     std::atomic<size_t> num_left_{0};  // not copied yet
-    CopyFor purpose_ = CopyFor::kCaller;
+    size_t num_bytes_ = 0;
   };
 
-  // `num_threads`: that copy at most, the one that waits among them. A piece takes one of them some 12 us, which is as long
-  // as one waits for another.
+  // `num_threads`: that copy at most, the one that waits among them, `piece_bytes` at a time, which take some 12 us: so long
+  // one waits for another. To callers sixteen times as much: a huge page of theirs that is new is one thread's to zero.
   explicit CopyPool(int num_threads, size_t piece_bytes = 128 << 10) : num_threads_(num_threads), piece_bytes_(piece_bytes) {}
   CopyPool(const CopyPool&) = delete;
   CopyPool& operator=(const CopyPool&) = delete;
@@ -55,7 +59,7 @@ class CopyPool {
   void add(Job& job, void* to, const void* from, size_t num_bytes) const;
 
   // In the order in which they are asked for. They may begin at once, or only when they are waited for.
-  void begin(Job& job, CopyFor purpose);
+  void begin(Job& job);
 
   // Copies with the others until all of it has been.
   void finish(Job& job);
@@ -64,7 +68,7 @@ class CopyPool {
   void drop(Job& job);
 
  private:
-  std::deque<Job*>& queue(CopyFor purpose) { return queues_[purpose == CopyFor::kDevice ? 0 : 1]; }
+  std::deque<Job*>& queue_of(const Job& job) { return queues_[job.purpose_ == CopyFor::kDevice ? 0 : 1]; }
   bool copy_piece(Job* of);
   void start_threads();
   void serve();

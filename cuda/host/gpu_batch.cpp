@@ -119,13 +119,13 @@ void GpuBatch::wait(void* event, const std::function<void()>& interrupted) {
   }
 }
 
-// Asks for copies of the grids that come next, to lanes of which the grids before have been searched.
+// Asks for copies of the grids that come next, to lanes from which the grids before have gone over.
 void GpuBatch::stage_ahead() {
   while (!are_pinned_ && num_staged_ < chunks_->size()) {
     const size_t i = num_staged_;
     if (comes_after(i)) {
       if (i - lanes_.size() >= num_searched_) return;
-      const int code = driver_.query_event(lane(i).searched);
+      const int code = driver_.query_event(lane(i).uploaded);
       if (code == kGpuNotReady) return;
       check(code);
     }
@@ -133,7 +133,7 @@ void GpuBatch::stage_ahead() {
     const size_t num_queries = (*chunks_)[i].num_queries;
     copies_.add(job, lane(i).staged_tokens, tokens_ + begins_[i] * shape_.token_bytes, num_queries * shape_.token_bytes);
     copies_.add(job, lane(i).staged_logprobs, logprobs_ + begins_[i] * shape_.logprob_bytes, num_queries * shape_.logprob_bytes);
-    copies_.begin(job, CopyFor::kDevice);
+    copies_.begin(job);
     ++num_staged_;
   }
 }
@@ -146,7 +146,7 @@ void GpuBatch::search(size_t i, const std::function<void()>& interrupted) {
                       *from_logprobs = logprobs_ + begins_[i] * shape_.logprob_bytes;
   const size_t token_bytes = chunk.num_queries * shape_.token_bytes, logprob_bytes = chunk.num_queries * shape_.logprob_bytes;
   if (!are_pinned_) {
-    for (stage_ahead(); num_staged_ <= i; stage_ahead()) wait(on.searched, interrupted);
+    for (stage_ahead(); num_staged_ <= i; stage_ahead()) wait(on.uploaded, interrupted);
     copies_.finish(staging_[i % lanes_.size()]);
     stage_ahead();
     from_tokens = on.staged_tokens;
@@ -156,10 +156,8 @@ void GpuBatch::search(size_t i, const std::function<void()>& interrupted) {
   if (keeps_order_ && comes_after(i)) check(driver_.wait_event(stream, on.searched, 0));
   check(driver_.upload(on.tokens, from_tokens, token_bytes, stream));
   check(driver_.upload(on.logprobs, from_logprobs, logprob_bytes, stream));
-  if (keeps_order_) {
-    check(driver_.record(on.uploaded, stream));
-    check(driver_.wait_event(on.search_stream, on.uploaded, 0));
-  }
+  if (keeps_order_ || !are_pinned_) check(driver_.record(on.uploaded, stream));
+  if (keeps_order_) check(driver_.wait_event(on.search_stream, on.uploaded, 0));
   if (comes_after(i)) check(driver_.wait_event(on.search_stream, on.packed, 0));
   if (i == 0 && shape_.events[0]) check(driver_.record(shape_.events[0], on.search_stream));
   void* parameters[] = {const_cast<unsigned char*>(chunk.record.data())};
@@ -230,7 +228,7 @@ void GpuBatch::keep(const GpuPlaces& from, const GpuPlaces* to) {
   const size_t i = num_kept_++;
   if (!to) return;
   const Share& share = shares_[i];
-  CopyPool::Job& job = keeping_.emplace_back();
+  CopyPool::Job& job = keeping_.emplace_back(CopyFor::kCaller);
   const auto add = [&](uint64_t GpuPlaces::* array, uint64_t offset, uint64_t num_bytes) {
     copies_.add(job, at(to->*array + offset), at(from.*array + offset), num_bytes);
   };
@@ -240,7 +238,7 @@ void GpuBatch::keep(const GpuPlaces& from, const GpuPlaces* to) {
   add(&GpuPlaces::normalised_scores, 4 * share.first_hit, 4 * share.num_hits);
   add(&GpuPlaces::token_offsets, 8 * (1 + share.first_hit), 8 * share.num_hits);
   add(&GpuPlaces::tokens, 4 * share.first_token, 4 * share.num_tokens);
-  copies_.begin(job, CopyFor::kCaller);
+  copies_.begin(job);
 }
 
 }  // namespace flashtrie

@@ -51,14 +51,14 @@ auto driving(const Work& work) {
 void copy_arrays(CopyPool& self, const std::vector<nb::object>& targets, const std::vector<nb::object>& sources) {
   if (targets.size() != sources.size()) throw std::invalid_argument("as many targets as sources");
   std::vector<std::unique_ptr<Buffer>> held;
-  CopyPool::Job job;
+  CopyPool::Job job(CopyFor::kCaller);
   for (size_t i = 0; i < sources.size(); ++i) {
     const Buffer& from = *held.emplace_back(std::make_unique<Buffer>(sources[i]));
     const Buffer& to = *held.emplace_back(std::make_unique<Buffer>(targets[i], from.size(), true));
     self.add(job, to.as<void>(), from.as<void>(), from.size());
   }
   without_gil([&] {
-    self.begin(job, CopyFor::kCaller);
+    self.begin(job);
     self.finish(job);
   });
 }

@@ -279,11 +279,11 @@ void check_pool(CopyPool& pool) {
     for (int round = 0; round < 4; ++round) {
       std::vector<unsigned char> from(lot() % 5000), to(from.size());
       for (unsigned char& byte : from) byte = static_cast<unsigned char>(lot());
-      CopyPool::Job job;
+      CopyPool::Job job(lot() % 2 ? CopyFor::kDevice : CopyFor::kCaller);
       const size_t cut = from.empty() ? 0 : lot() % from.size();
       pool.add(job, to.data(), from.data(), cut);
       pool.add(job, to.data() + cut, from.data() + cut, from.size() - cut);
-      pool.begin(job, lot() % 2 ? CopyFor::kDevice : CopyFor::kCaller);
+      pool.begin(job);
       if (lot() % 3 == 0) {
         pool.drop(job);
       } else {
@@ -305,7 +305,7 @@ int main(int argc, char** argv) {
   const uint64_t seed = argc > 2 ? strtoull(argv[2], nullptr, 10) : 20261130;
   for (int round = 0; round < rounds; ++round) {
     source.seed(seed + round);
-    CopyPool copies(1 + static_cast<int>(below(4)), 16 * (1 + below(20)));
+    CopyPool copies(1 + static_cast<int>(below(4)), 8 * (1 + below(40)));
     check_pool(copies);
     Bench bench(copies);
     for (int i = 0; i < 8; ++i) bench.search();
