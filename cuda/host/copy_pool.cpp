@@ -80,6 +80,7 @@ void CopyPool::leave_to_parent() {
 void CopyPool::begin(Job& job) {
   if (job.pieces_.empty()) return;
   if (process_ != 0 && process_ != getpid()) leave_to_parent();
+  const size_t num_pieces = job.pieces_.size();
   const bool is_shared = job.num_bytes_ > kAlone * piece_bytes_ && num_threads_ > 1;
   {
     std::lock_guard<SpinLock> guard(lock_);
@@ -88,7 +89,8 @@ void CopyPool::begin(Job& job) {
   }
   if (!is_shared) return;
   num_asked_.fetch_add(1, std::memory_order_release);
-  num_asked_.notify_all();
+  const size_t wanted = std::min<size_t>(num_pieces, num_threads_) - 1;
+  for (size_t i = 0; i < wanted; ++i) num_asked_.notify_one();
 }
 
 void CopyPool::start_threads() {

@@ -47,6 +47,7 @@ void GpuBatch::start(const std::vector<GpuChunk>& chunks, const unsigned char* t
   keeps_order_ = chunks.size() > 1 && most * (shape_.token_bytes + shape_.logprob_bytes) >= shape_.ordered_bytes;
   num_staged_ = num_searched_ = num_packed_ = num_kept_ = 0;
   shares_.clear();
+  kept_ = nullptr;
   outcome_ = {0, 0, 0, ~0u};
   try {
     while (num_searched_ < std::min(chunks.size(), lanes_.size())) {
@@ -62,20 +63,22 @@ void GpuBatch::start(const std::vector<GpuChunk>& chunks, const unsigned char* t
 
 GpuBatchOutcome GpuBatch::finish(const GpuPlaces& to, const GpuPlaces* kept, const std::function<void()>& interrupted) {
   if (!chunks_) throw GpuError{0};
+  to_ = &to;
+  kept_ = kept;
   const size_t count = chunks_->size();
   try {
     bool is_good = true;
     while (is_good && num_packed_ < count) {
       const size_t i = num_packed_;
       if (i == num_searched_) search(i, interrupted);
-      if (comes_after(i)) is_good = deliver(shares_.size(), to, kept, interrupted);
+      if (comes_after(i)) is_good = deliver(shares_.size(), interrupted);
       if (is_good) pack(i, &to);
     }
-    while (is_good && shares_.size() < count) is_good = deliver(shares_.size(), to, kept, interrupted);
+    while (is_good && shares_.size() < count) is_good = deliver(shares_.size(), interrupted);
     if (is_good) {  // what has been packed has been searched; only what is on its way is waited for
       while (num_kept_ < count) {
         if (!(*chunks_)[num_kept_].is_direct) check(driver_.synchronize(lane(num_kept_).pack_stream));
-        keep(to, kept);
+        keep();
       }
       for (CopyPool::Job& job : keeping_) copies_.finish(job);
       keeping_.clear();
@@ -112,6 +115,7 @@ void GpuBatch::wait(void* event, const std::function<void()>& interrupted) {
     if (code == 0) return;
     if (code != kGpuNotReady) throw GpuError{code};
     stage_ahead();
+    keep_ahead();
     pause();
     if (++patience_ < kPatience) continue;
     patience_ = 0;
@@ -189,7 +193,7 @@ void GpuBatch::pack(size_t i, const GpuPlaces* to) {
 }
 
 // Waits for the packed answers and enqueues their way to where they belong. False for a bad log-prob.
-bool GpuBatch::deliver(size_t i, const GpuPlaces& to, const GpuPlaces* kept, const std::function<void()>& interrupted) {
+bool GpuBatch::deliver(size_t i, const std::function<void()>& interrupted) {
   const GpuLane& on = lane(i);
   const GpuChunk& chunk = (*chunks_)[i];
   wait(on.packed, interrupted);
@@ -206,15 +210,17 @@ bool GpuBatch::deliver(size_t i, const GpuPlaces& to, const GpuPlaces* kept, con
   outcome_.num_hits += hits;
   outcome_.num_tokens += num_tokens;
   shares_.push_back({hit, hits, token, num_tokens});
-  if (comes_after(i)) keep(to, kept);  // what was asked for on this stream before is there
+  while (comes_after(i) && num_kept_ <= i - lanes_.size()) keep();  // what this stream had before is there
+  keep_ahead();
   if (chunk.is_direct) return true;
-  const GpuPlaces& from = on.places;
+  const GpuPlaces &from = on.places, &to = *to_;
   fetch(to.hit_offsets + 8 * (1 + begins_[i]), from.hit_offsets, 8 * chunk.num_queries, on);
   fetch(to.key_ids + 4 * hit, from.key_ids, 4 * hits, on);
   fetch(to.scores + 4 * hit, from.scores, 4 * hits, on);
   fetch(to.normalised_scores + 4 * hit, from.normalised_scores, 4 * hits, on);
   fetch(to.token_offsets + 8 * (1 + hit), from.token_offsets, 8 * hits, on);
   fetch(to.tokens + 4 * token, from.tokens, 4 * num_tokens, on);
+  if (kept_) check(driver_.record(on.fetched, on.pack_stream));
   return true;
 }
 
@@ -223,14 +229,26 @@ void GpuBatch::fetch(uint64_t to, uint64_t from, size_t num_bytes, const GpuLane
   check(driver_.download(at(to), from, num_bytes, on.pack_stream));
 }
 
+// Asks for copies of answers that are there.
+void GpuBatch::keep_ahead() {
+  while (kept_ && num_kept_ < shares_.size()) {
+    if (!(*chunks_)[num_kept_].is_direct) {
+      const int code = driver_.query_event(lane(num_kept_).fetched);
+      if (code == kGpuNotReady) return;
+      check(code);
+    }
+    keep();
+  }
+}
+
 // The answers of the next chunk, which are there: to memory of the caller's, if there is any.
-void GpuBatch::keep(const GpuPlaces& from, const GpuPlaces* to) {
+void GpuBatch::keep() {
   const size_t i = num_kept_++;
-  if (!to) return;
+  if (!kept_) return;
   const Share& share = shares_[i];
   CopyPool::Job& job = keeping_.emplace_back(CopyFor::kCaller);
   const auto add = [&](uint64_t GpuPlaces::* array, uint64_t offset, uint64_t num_bytes) {
-    copies_.add(job, at(to->*array + offset), at(from.*array + offset), num_bytes);
+    copies_.add(job, at(kept_->*array + offset), at(to_->*array + offset), num_bytes);
   };
   add(&GpuPlaces::hit_offsets, 8 * (1 + begins_[i]), 8 * uint64_t{(*chunks_)[i].num_queries});
   add(&GpuPlaces::key_ids, 4 * share.first_hit, 4 * share.num_hits);

@@ -33,7 +33,7 @@ struct GpuPlaces {
 // go on another, of a higher priority, so that packing gets the first place that a search leaves.
 struct GpuLane {
   void *search_stream, *pack_stream;
-  void *uploaded, *searched, *packed;    // events
+  void *uploaded, *searched, *packed, *fetched;  // events
   uint64_t tokens, logprobs;             // of the chunk, on the device
   GpuPlaces places;                      // packed, on the device
   uint64_t* told;                        // hits and tokens of the batch so far, in pinned memory
@@ -104,9 +104,10 @@ class GpuBatch {
   void stage_ahead();
   void search(size_t chunk, const std::function<void()>& interrupted);
   void pack(size_t chunk, const GpuPlaces* to);
-  bool deliver(size_t chunk, const GpuPlaces& to, const GpuPlaces* kept, const std::function<void()>& interrupted);
+  bool deliver(size_t chunk, const std::function<void()>& interrupted);
   void fetch(uint64_t to, uint64_t from, size_t num_bytes, const GpuLane& on);
-  void keep(const GpuPlaces& from, const GpuPlaces* to);
+  void keep_ahead();
+  void keep();
   void wait(void* event, const std::function<void()>& interrupted);
   void drop_copies();
 
@@ -122,6 +123,7 @@ class GpuBatch {
   const unsigned char *tokens_ = nullptr, *logprobs_ = nullptr;
   bool are_pinned_ = false, keeps_order_ = false;
   std::vector<uint64_t> begins_;  // by chunk: its first query
+  const GpuPlaces *to_ = nullptr, *kept_ = nullptr;  // of the answer, once they are known
   std::vector<Share> shares_;     // by chunk, of those that were delivered
   // Chunks of which that has been asked.
   size_t num_staged_ = 0, num_searched_ = 0, num_packed_ = 0, num_kept_ = 0;

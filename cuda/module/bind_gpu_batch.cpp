@@ -32,9 +32,9 @@ GpuPlaces places_at(const uint64_t* addresses) {
 }
 
 GpuLane lane_at(const std::vector<uint64_t>& parts) {
-  if (parts.size() != 15) throw std::invalid_argument("a lane has fifteen addresses");
-  return {at<void>(parts[0]), at<void>(parts[1]), at<void>(parts[2]), at<void>(parts[3]), at<void>(parts[4]),
-          parts[5], parts[6], places_at(&parts[7]), at<uint64_t>(parts[13]), at<uint32_t>(parts[14])};
+  if (parts.size() != 16) throw std::invalid_argument("a lane has sixteen addresses");
+  return {at<void>(parts[0]), at<void>(parts[1]), at<void>(parts[2]), at<void>(parts[3]), at<void>(parts[4]), at<void>(parts[5]),
+          parts[6], parts[7], places_at(&parts[8]), at<uint64_t>(parts[14]), at<uint32_t>(parts[15])};
 }
 
 // A failure of the driver's as an error of Python's.

@@ -44,7 +44,7 @@ class CudaEngine(CpuEngine):
         self.device_trie = DeviceTrie(self.trie, self.device)
         self._times_kernels = False
         self._slabs = SlabPool()
-        self._copies = cuda_native.copy_pool()
+        self._copies = cuda_native.copy_pool(self.threads)
         self._pipelines: dict[Any, HostPipeline | SingleQuery] = {}
         self._device_searches: dict[Any, DeviceSearch] = {}
         self._last: tuple[Any, HostPipeline | SingleQuery] | None = (

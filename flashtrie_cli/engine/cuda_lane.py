@@ -74,7 +74,7 @@ class Lane:
         grid = GridType(*(dtype.itemsize for dtype in types))
         self.session = SearchSession(trie, num_queries, num_steps, num_slots, plan, grid, is_persistent=False)
         self._streams = cuda_native.NativeStream(), cuda_native.NativeStream(is_urgent=True)
-        self._events = [cuda_native.NativeEvent() for _ in range(3)]
+        self._events = [cuda_native.NativeEvent() for _ in range(4)]
         self._size, self._types = num_queries * num_steps * num_slots, types
         parts = answer_parts(num_queries, num_queries * self.session.result_capacity, self.session.depth)
         parts.add("grid_tokens", self._size, types[0])

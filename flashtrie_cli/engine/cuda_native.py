@@ -140,11 +140,10 @@ def gpu_query(
     return query, clock
 
 
-def copy_pool() -> Any:
+def copy_pool(threads: int) -> Any:
     """Threads that copy grids on their way to the GPU and answers on theirs to the caller.
 
-    They sleep but for the milliseconds of a large batch, so an engine's ``threads``, which may be at work all the time,
-    are not meant.
+    They sleep but for the milliseconds of a large batch, so they may be more than the engine's ``threads``.
     """
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return native().CopyPool(max(min(_COPY_THREADS, processors // 2), 1))
+    return native().CopyPool(max(min(_COPY_THREADS, processors // 2), min(threads, processors)))

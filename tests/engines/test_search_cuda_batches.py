@@ -40,7 +40,7 @@ def small_chunks(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> Emu
     monkeypatch.setattr(cuda_pipeline, "_MIN_LENT_BYTES", 0)
     monkeypatch.setattr(cuda_pipeline, "_DIRECT_WAVES", 0)  # but for the last chunk
     monkeypatch.setattr(
-        cuda_native, "copy_pool", lambda: native().CopyPool(3, 48)
+        cuda_native, "copy_pool", lambda _: native().CopyPool(3, 48)
     )  # threads, and pieces, for all
     return driver
 

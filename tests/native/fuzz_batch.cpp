@@ -198,7 +198,7 @@ class Bench {
       LaneMemory& memory = *memories_.emplace_back(std::make_unique<LaneMemory>(most_));
       const uint64_t handles = 100 + 10 * i;
       lanes.push_back({at<void>(handles), at<void>(handles + 1), at<void>(handles + 2), at<void>(handles + 3),
-                       at<void>(handles + 4), address(memory.tokens.data()), address(memory.logprobs.data()),
+                       at<void>(handles + 4), at<void>(handles + 5), address(memory.tokens.data()), address(memory.logprobs.data()),
                        memory.answer.places(), memory.told, memory.bad_slots.data()});
     }
     const GpuBatchShape shape{static_cast<uint32_t>(most_), 4 * kSlots, 4 * kSlots, below(2) ? 0 : ~size_t{0}, at<void>(99),
