@@ -205,13 +205,13 @@ bool GpuBatch::deliver(size_t i, const std::function<void()>& interrupted) {
     outcome_.bad_slot = *bad;
     return false;
   }
+  while (comes_after(i) && num_kept_ <= i - lanes_.size()) keep();  // what this stream had before is there
+  keep_ahead();
   const uint64_t hit = outcome_.num_hits, token = outcome_.num_tokens;
   const uint64_t hits = on.told[0] - hit, num_tokens = on.told[1] - token;
   outcome_.num_hits += hits;
   outcome_.num_tokens += num_tokens;
   shares_.push_back({hit, hits, token, num_tokens});
-  while (comes_after(i) && num_kept_ <= i - lanes_.size()) keep();  // what this stream had before is there
-  keep_ahead();
   if (chunk.is_direct) return true;
   const GpuPlaces &from = on.places, &to = *to_;
   fetch(to.hit_offsets + 8 * (1 + begins_[i]), from.hit_offsets, 8 * chunk.num_queries, on);
