@@ -12,9 +12,9 @@
 namespace flashtrie {
 namespace {
 
-constexpr size_t kAlone = 2;         // so many pieces for a device are copied before a thread has woken
-constexpr size_t kCallersPiece = 16; // of so many of them; 2 MiB, a huge page
-constexpr int kSpins = 1 << 11;  // before a thread sleeps: some 100 us
+constexpr size_t kAlone = 2;          // pieces for a device that are copied before a thread has woken
+constexpr size_t kCallersPiece = 16;  // times as much; 2 MiB, a huge page
+constexpr int kSpins = 1 << 11;       // before a thread sleeps: some 100 us
 constexpr size_t kLine = 64;
 
 #if defined(__x86_64__)
@@ -43,10 +43,19 @@ void copy(unsigned char* to, const unsigned char* from, size_t num_bytes, CopyFo
   std::memcpy(to, from, num_bytes);
 }
 
+// A moment; a longer one where whoever is waited for seems not to run.
+void wait_a_moment(int& spins) {
+  if (++spins < kSpins) {
+    pause();
+  } else {
+    std::this_thread::yield();
+  }
+}
+
 }  // namespace
 
 void SpinLock::lock() {
-  while (is_held_.test_and_set(std::memory_order_acquire)) pause();
+  for (int spins = 0; is_held_.test_and_set(std::memory_order_acquire);) wait_a_moment(spins);
 }
 
 void CopyPool::add(Job& job, void* to, const void* from, size_t num_bytes) const {
@@ -120,13 +129,7 @@ bool CopyPool::copy_piece(Job* of) {
 void CopyPool::finish(Job& job) {
   while (copy_piece(&job)) {
   }
-  for (int spins = 0; job.num_left_.load(std::memory_order_acquire) != 0;) {
-    if (++spins < kSpins) {
-      pause();
-    } else {
-      std::this_thread::yield();  // one that has a piece does not run
-    }
-  }
+  for (int spins = 0; job.num_left_.load(std::memory_order_acquire) != 0;) wait_a_moment(spins);
   job.pieces_.clear();
   job.num_taken_ = job.num_bytes_ = 0;
 }

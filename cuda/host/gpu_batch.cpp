@@ -47,7 +47,6 @@ void GpuBatch::start(const std::vector<GpuChunk>& chunks, const unsigned char* t
   keeps_order_ = chunks.size() > 1 && most * (shape_.token_bytes + shape_.logprob_bytes) >= shape_.ordered_bytes;
   num_staged_ = num_searched_ = num_packed_ = num_kept_ = 0;
   shares_.clear();
-  kept_ = nullptr;
   outcome_ = {0, 0, 0, ~0u};
   try {
     while (num_searched_ < std::min(chunks.size(), lanes_.size())) {
@@ -76,10 +75,9 @@ GpuBatchOutcome GpuBatch::finish(const GpuPlaces& to, const GpuPlaces* kept, con
     }
     while (is_good && shares_.size() < count) is_good = deliver(shares_.size(), interrupted);
     if (is_good) {  // what has been packed has been searched; only what is on its way is waited for
-      while (num_kept_ < count) {
-        if (!(*chunks_)[num_kept_].is_direct) check(driver_.synchronize(lane(num_kept_).pack_stream));
-        keep();
-      }
+      for (size_t i = count - std::min(count, lanes_.size()); i < count; ++i)
+        if (!(*chunks_)[i].is_direct) check(driver_.synchronize(lane(i).pack_stream));
+      keep_ahead();
       for (CopyPool::Job& job : keeping_) copies_.finish(job);
       keeping_.clear();
       chunks_ = nullptr;
@@ -205,7 +203,6 @@ bool GpuBatch::deliver(size_t i, const std::function<void()>& interrupted) {
     outcome_.bad_slot = *bad;
     return false;
   }
-  while (comes_after(i) && num_kept_ <= i - lanes_.size()) keep();  // what this stream had before is there
   keep_ahead();
   const uint64_t hit = outcome_.num_hits, token = outcome_.num_tokens;
   const uint64_t hits = on.told[0] - hit, num_tokens = on.told[1] - token;
@@ -229,7 +226,7 @@ void GpuBatch::fetch(uint64_t to, uint64_t from, size_t num_bytes, const GpuLane
   check(driver_.download(at(to), from, num_bytes, on.pack_stream));
 }
 
-// Asks for copies of answers that are there.
+// Asks for copies of answers that are there: to memory of the caller's, if there is any.
 void GpuBatch::keep_ahead() {
   while (kept_ && num_kept_ < shares_.size()) {
     if (!(*chunks_)[num_kept_].is_direct) {
@@ -237,14 +234,11 @@ void GpuBatch::keep_ahead() {
       if (code == kGpuNotReady) return;
       check(code);
     }
-    keep();
+    keep(num_kept_++);
   }
 }
 
-// The answers of the next chunk, which are there: to memory of the caller's, if there is any.
-void GpuBatch::keep() {
-  const size_t i = num_kept_++;
-  if (!kept_) return;
+void GpuBatch::keep(size_t i) {
   const Share& share = shares_[i];
   CopyPool::Job& job = keeping_.emplace_back(CopyFor::kCaller);
   const auto add = [&](uint64_t GpuPlaces::* array, uint64_t offset, uint64_t num_bytes) {

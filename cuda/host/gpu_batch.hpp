@@ -107,7 +107,7 @@ class GpuBatch {
   bool deliver(size_t chunk, const std::function<void()>& interrupted);
   void fetch(uint64_t to, uint64_t from, size_t num_bytes, const GpuLane& on);
   void keep_ahead();
-  void keep();
+  void keep(size_t chunk);
   void wait(void* event, const std::function<void()>& interrupted);
   void drop_copies();
 
