@@ -17,6 +17,10 @@ constexpr size_t kCallersPiece = 16;  // times as much; 2 MiB, a huge page
 constexpr int kSpins = 1 << 11;       // before a thread sleeps: some 100 us
 constexpr size_t kLine = 64;
 
+// The bus is slow to fetch what lies in a core's own caches. So much leaves them before it is fetched, for the cache that all
+// cores share, and past that one the memory would be what binds (docs/benchmarks/gpu_search.md).
+constexpr size_t kLarge = 4 << 20;
+
 #if defined(__x86_64__)
 // Four parts at once, each of which the processor fetches ahead: a third more than one from its beginning to its end.
 void copy_past_caches(unsigned char* to, const unsigned char* from, size_t num_bytes) {
@@ -36,9 +40,9 @@ void copy_past_caches(unsigned char* to, const unsigned char* from, size_t num_b
 }
 #endif
 
-void copy(unsigned char* to, const unsigned char* from, size_t num_bytes, CopyFor purpose) {
+void copy(unsigned char* to, const unsigned char* from, size_t num_bytes, [[maybe_unused]] bool is_past_caches) {
 #if defined(__x86_64__)
-  if (purpose == CopyFor::kDevice && reinterpret_cast<uintptr_t>(to) % 16 == 0) return copy_past_caches(to, from, num_bytes);
+  if (is_past_caches && reinterpret_cast<uintptr_t>(to) % 16 == 0) return copy_past_caches(to, from, num_bytes);
 #endif
   std::memcpy(to, from, num_bytes);
 }
@@ -121,7 +125,7 @@ bool CopyPool::copy_piece(Job* of) {
     piece = of->pieces_[of->num_taken_++];
     if (of->num_taken_ == of->pieces_.size()) std::erase(queue_of(*of), of);
   }
-  copy(piece.to, piece.from, piece.num_bytes, of->purpose_);
+  copy(piece.to, piece.from, piece.num_bytes, of->purpose_ == CopyFor::kDevice && of->num_bytes_ < kLarge);
   of->num_left_.fetch_sub(1, std::memory_order_release);  // it may be gone from here on
   return true;
 }

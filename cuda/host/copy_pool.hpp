@@ -11,7 +11,7 @@
 
 namespace flashtrie {
 
-// Copies for a device come before others, and go past the processor's caches: nothing on the host will read them.
+// Copies for a device come before others. Nothing on the host will read them: small ones go past the processor's caches.
 enum class CopyFor { kDevice, kCaller };
 
 // A lock that is held for a few instructions.
