@@ -2,18 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 
 #include "gpu_query.hpp"
 #include "pause.hpp"
-#include "threads.hpp"
 
 namespace flashtrie {
 namespace {
 
 constexpr uint32_t kPatience = 1 << 14;  // looks before the caller is asked whether to go on: some 10 ms
 constexpr unsigned kPackThreads = 128, kPackShared = 16;
-constexpr size_t kPiece = 1 << 20, kBytesAThread = 2 << 20;  // fewer are copied before a thread has begun
 
 // Twin of PackedHits in flashtrie/pack_hits.cuh.
 struct Packing {
@@ -25,15 +22,9 @@ void check(int code) {
   if (code != 0) throw GpuError{code};
 }
 
-void copy(unsigned char* to, const unsigned char* from, size_t num_bytes, int num_threads) {
-  const uint64_t pieces = (num_bytes + kPiece - 1) / kPiece;
-  num_threads = static_cast<int>(std::min<uint64_t>(num_threads, 1 + num_bytes / kBytesAThread));
-  parallel_for(pieces, 1, num_threads, [&](int, uint64_t piece, uint64_t) {
-    std::memcpy(to + piece * kPiece, from + piece * kPiece, std::min(kPiece, num_bytes - piece * kPiece));
-  });
-}
-
 uint64_t address(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+
+void* at(uint64_t address) { return reinterpret_cast<void*>(static_cast<uintptr_t>(address)); }
 
 }  // namespace
 
@@ -43,19 +34,19 @@ void GpuBatch::stage(size_t lane, unsigned char* tokens, unsigned char* logprobs
 }
 
 void GpuBatch::start(const std::vector<GpuChunk>& chunks, const unsigned char* tokens, const unsigned char* logprobs,
-                     bool are_pinned, int num_threads) {
+                     bool are_pinned) {
   if (chunks_) stop();
   chunks_ = &chunks;
   tokens_ = tokens;
   logprobs_ = logprobs;
   are_pinned_ = are_pinned;
-  num_threads_ = num_threads;
   begins_.assign(1, 0);
   for (const GpuChunk& chunk : chunks) begins_.push_back(begins_.back() + chunk.num_queries);
   uint64_t most = 0;
   for (const GpuChunk& chunk : chunks) most = std::max<uint64_t>(most, chunk.num_queries);
   keeps_order_ = chunks.size() > 1 && most * (shape_.token_bytes + shape_.logprob_bytes) >= shape_.ordered_bytes;
-  num_searched_ = num_packed_ = num_delivered_ = 0;
+  num_staged_ = num_searched_ = num_packed_ = num_kept_ = 0;
+  shares_.clear();
   outcome_ = {0, 0, 0, ~0u};
   try {
     while (num_searched_ < std::min(chunks.size(), lanes_.size())) {
@@ -69,21 +60,26 @@ void GpuBatch::start(const std::vector<GpuChunk>& chunks, const unsigned char* t
   }
 }
 
-GpuBatchOutcome GpuBatch::finish(const GpuPlaces& to, const std::function<void()>& interrupted) {
+GpuBatchOutcome GpuBatch::finish(const GpuPlaces& to, const GpuPlaces* kept, const std::function<void()>& interrupted) {
   if (!chunks_) throw GpuError{0};
+  to_ = &to;
+  kept_ = kept;
   const size_t count = chunks_->size();
   try {
     bool is_good = true;
     while (is_good && num_packed_ < count) {
       const size_t i = num_packed_;
       if (i == num_searched_) search(i, interrupted);
-      if (comes_after(i)) is_good = deliver(num_delivered_, to, interrupted);
+      if (comes_after(i)) is_good = deliver(shares_.size(), interrupted);
       if (is_good) pack(i, &to);
     }
-    while (is_good && num_delivered_ < count) is_good = deliver(num_delivered_, to, interrupted);
+    while (is_good && shares_.size() < count) is_good = deliver(shares_.size(), interrupted);
     if (is_good) {  // what has been packed has been searched; only what is on its way is waited for
-      for (size_t i = 0; i < std::min(count, lanes_.size()); ++i)
-        if (!(*chunks_)[i].is_direct) check(driver_.synchronize(lanes_[i].pack_stream));
+      for (size_t i = count - std::min(count, lanes_.size()); i < count; ++i)
+        if (!(*chunks_)[i].is_direct) check(driver_.synchronize(lane(i).pack_stream));
+      keep_ahead();
+      for (CopyPool::Job& job : keeping_) copies_.finish(job);
+      keeping_.clear();
       chunks_ = nullptr;
     }
   } catch (...) {
@@ -94,7 +90,14 @@ GpuBatchOutcome GpuBatch::finish(const GpuPlaces& to, const std::function<void()
   return outcome_;
 }
 
+void GpuBatch::drop_copies() {
+  for (CopyPool::Job& job : staging_) copies_.drop(job);
+  for (CopyPool::Job& job : keeping_) copies_.drop(job);
+  keeping_.clear();
+}
+
 void GpuBatch::stop() {
+  drop_copies();
   driver_.synchronize(shape_.upload_stream);
   for (const GpuLane& on : lanes_) {
     driver_.synchronize(on.search_stream);
@@ -109,10 +112,31 @@ void GpuBatch::wait(void* event, const std::function<void()>& interrupted) {
     const int code = driver_.query_event(event);
     if (code == 0) return;
     if (code != kGpuNotReady) throw GpuError{code};
+    stage_ahead();
+    keep_ahead();
     pause();
     if (++patience_ < kPatience) continue;
     patience_ = 0;
     interrupted();
+  }
+}
+
+// Asks for copies of the grids that come next, to lanes from which the grids before have gone over.
+void GpuBatch::stage_ahead() {
+  while (!are_pinned_ && num_staged_ < chunks_->size()) {
+    const size_t i = num_staged_;
+    if (comes_after(i)) {
+      if (i - lanes_.size() >= num_searched_) return;
+      const int code = driver_.query_event(lane(i).uploaded);
+      if (code == kGpuNotReady) return;
+      check(code);
+    }
+    CopyPool::Job& job = staging_[i % lanes_.size()];
+    const size_t num_queries = (*chunks_)[i].num_queries;
+    copies_.add(job, lane(i).staged_tokens, tokens_ + begins_[i] * shape_.token_bytes, num_queries * shape_.token_bytes);
+    copies_.add(job, lane(i).staged_logprobs, logprobs_ + begins_[i] * shape_.logprob_bytes, num_queries * shape_.logprob_bytes);
+    copies_.begin(job);
+    ++num_staged_;
   }
 }
 
@@ -124,9 +148,9 @@ void GpuBatch::search(size_t i, const std::function<void()>& interrupted) {
                       *from_logprobs = logprobs_ + begins_[i] * shape_.logprob_bytes;
   const size_t token_bytes = chunk.num_queries * shape_.token_bytes, logprob_bytes = chunk.num_queries * shape_.logprob_bytes;
   if (!are_pinned_) {
-    if (comes_after(i)) wait(on.searched, interrupted);  // what was staged before has gone over
-    copy(on.staged_tokens, from_tokens, token_bytes, num_threads_);
-    copy(on.staged_logprobs, from_logprobs, logprob_bytes, num_threads_);
+    for (stage_ahead(); num_staged_ <= i; stage_ahead()) wait(on.uploaded, interrupted);
+    copies_.finish(staging_[i % lanes_.size()]);
+    stage_ahead();
     from_tokens = on.staged_tokens;
     from_logprobs = on.staged_logprobs;
   }
@@ -134,10 +158,8 @@ void GpuBatch::search(size_t i, const std::function<void()>& interrupted) {
   if (keeps_order_ && comes_after(i)) check(driver_.wait_event(stream, on.searched, 0));
   check(driver_.upload(on.tokens, from_tokens, token_bytes, stream));
   check(driver_.upload(on.logprobs, from_logprobs, logprob_bytes, stream));
-  if (keeps_order_) {
-    check(driver_.record(on.uploaded, stream));
-    check(driver_.wait_event(on.search_stream, on.uploaded, 0));
-  }
+  if (keeps_order_ || !are_pinned_) check(driver_.record(on.uploaded, stream));
+  if (keeps_order_) check(driver_.wait_event(on.search_stream, on.uploaded, 0));
   if (comes_after(i)) check(driver_.wait_event(on.search_stream, on.packed, 0));
   if (i == 0 && shape_.events[0]) check(driver_.record(shape_.events[0], on.search_stream));
   void* parameters[] = {const_cast<unsigned char*>(chunk.record.data())};
@@ -169,7 +191,7 @@ void GpuBatch::pack(size_t i, const GpuPlaces* to) {
 }
 
 // Waits for the packed answers and enqueues their way to where they belong. False for a bad log-prob.
-bool GpuBatch::deliver(size_t i, const GpuPlaces& to, const std::function<void()>& interrupted) {
+bool GpuBatch::deliver(size_t i, const std::function<void()>& interrupted) {
   const GpuLane& on = lane(i);
   const GpuChunk& chunk = (*chunks_)[i];
   wait(on.packed, interrupted);
@@ -181,25 +203,54 @@ bool GpuBatch::deliver(size_t i, const GpuPlaces& to, const std::function<void()
     outcome_.bad_slot = *bad;
     return false;
   }
-  ++num_delivered_;
+  keep_ahead();
   const uint64_t hit = outcome_.num_hits, token = outcome_.num_tokens;
   const uint64_t hits = on.told[0] - hit, num_tokens = on.told[1] - token;
   outcome_.num_hits += hits;
   outcome_.num_tokens += num_tokens;
+  shares_.push_back({hit, hits, token, num_tokens});
   if (chunk.is_direct) return true;
-  const GpuPlaces& from = on.places;
+  const GpuPlaces &from = on.places, &to = *to_;
   fetch(to.hit_offsets + 8 * (1 + begins_[i]), from.hit_offsets, 8 * chunk.num_queries, on);
   fetch(to.key_ids + 4 * hit, from.key_ids, 4 * hits, on);
   fetch(to.scores + 4 * hit, from.scores, 4 * hits, on);
   fetch(to.normalised_scores + 4 * hit, from.normalised_scores, 4 * hits, on);
   fetch(to.token_offsets + 8 * (1 + hit), from.token_offsets, 8 * hits, on);
   fetch(to.tokens + 4 * token, from.tokens, 4 * num_tokens, on);
+  if (kept_) check(driver_.record(on.fetched, on.pack_stream));
   return true;
 }
 
 void GpuBatch::fetch(uint64_t to, uint64_t from, size_t num_bytes, const GpuLane& on) {
   if (num_bytes == 0) return;
-  check(driver_.download(reinterpret_cast<void*>(static_cast<uintptr_t>(to)), from, num_bytes, on.pack_stream));
+  check(driver_.download(at(to), from, num_bytes, on.pack_stream));
+}
+
+// Asks for copies of answers that are there: to memory of the caller's, if there is any.
+void GpuBatch::keep_ahead() {
+  while (kept_ && num_kept_ < shares_.size()) {
+    if (!(*chunks_)[num_kept_].is_direct) {
+      const int code = driver_.query_event(lane(num_kept_).fetched);
+      if (code == kGpuNotReady) return;
+      check(code);
+    }
+    keep(num_kept_++);
+  }
+}
+
+void GpuBatch::keep(size_t i) {
+  const Share& share = shares_[i];
+  CopyPool::Job& job = keeping_.emplace_back(CopyFor::kCaller);
+  const auto add = [&](uint64_t GpuPlaces::* array, uint64_t offset, uint64_t num_bytes) {
+    copies_.add(job, at(kept_->*array + offset), at(to_->*array + offset), num_bytes);
+  };
+  add(&GpuPlaces::hit_offsets, 8 * (1 + begins_[i]), 8 * uint64_t{(*chunks_)[i].num_queries});
+  add(&GpuPlaces::key_ids, 4 * share.first_hit, 4 * share.num_hits);
+  add(&GpuPlaces::scores, 4 * share.first_hit, 4 * share.num_hits);
+  add(&GpuPlaces::normalised_scores, 4 * share.first_hit, 4 * share.num_hits);
+  add(&GpuPlaces::token_offsets, 8 * (1 + share.first_hit), 8 * share.num_hits);
+  add(&GpuPlaces::tokens, 4 * share.first_token, 4 * share.num_tokens);
+  copies_.begin(job);
 }
 
 }  // namespace flashtrie

@@ -3,9 +3,12 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <utility>
 #include <vector>
+
+#include "copy_pool.hpp"
 
 namespace flashtrie {
 
@@ -30,7 +33,7 @@ struct GpuPlaces {
 // go on another, of a higher priority, so that packing gets the first place that a search leaves.
 struct GpuLane {
   void *search_stream, *pack_stream;
-  void *uploaded, *searched, *packed;    // events
+  void *uploaded, *searched, *packed, *fetched;  // events
   uint64_t tokens, logprobs;             // of the chunk, on the device
   GpuPlaces places;                      // packed, on the device
   uint64_t* told;                        // hits and tokens of the batch so far, in pinned memory
@@ -66,20 +69,23 @@ struct GpuBatchShape {
 
 class GpuBatch {
  public:
-  GpuBatch(const GpuBatchDriver& driver, const GpuBatchShape& shape, std::vector<GpuLane> lanes)
-      : driver_(driver), shape_(shape), lanes_(std::move(lanes)) {}
+  // `copies` makes the copies on the host, and outlives this.
+  GpuBatch(const GpuBatchDriver& driver, const GpuBatchShape& shape, std::vector<GpuLane> lanes, CopyPool& copies)
+      : driver_(driver), shape_(shape), lanes_(std::move(lanes)), copies_(copies), staging_(lanes_.size()) {}
+  GpuBatch(const GpuBatch&) = delete;
+  GpuBatch& operator=(const GpuBatch&) = delete;
+  ~GpuBatch() { drop_copies(); }
 
   // Pinned memory of each lane, for grids that are not in such memory.
   void stage(size_t lane, unsigned char* tokens, unsigned char* logprobs);
 
-  // Begins the search of all grids, which must stay as they are until `finish` has returned; `chunks`, too. `num_threads`
-  // copy grids that are not pinned. Throws GpuError where something fails; nothing is under way then.
-  void start(const std::vector<GpuChunk>& chunks, const unsigned char* tokens, const unsigned char* logprobs,
-             bool are_pinned, int num_threads);
+  // Begins the search of all grids, which must stay as they are until `finish` has returned; `chunks`, too. Throws GpuError
+  // where something fails; nothing is under way then.
+  void start(const std::vector<GpuChunk>& chunks, const unsigned char* tokens, const unsigned char* logprobs, bool are_pinned);
 
-  // The rest of it. Brings the answer to `to`, in pinned memory. Throws GpuError, and whatever `interrupted`, called now
-  // and then, throws; nothing is under way afterwards.
-  GpuBatchOutcome finish(const GpuPlaces& to, const std::function<void()>& interrupted);
+  // The rest of it. Brings the answer to `to`, in pinned memory, and from there to `kept`, if any. Throws GpuError, and
+  // whatever `interrupted`, called now and then, throws; nothing is under way afterwards.
+  GpuBatchOutcome finish(const GpuPlaces& to, const GpuPlaces* kept, const std::function<void()>& interrupted);
 
   // Until nothing is under way, and none of it matters any more.
   void stop();
@@ -88,25 +94,39 @@ class GpuBatch {
   size_t num_lanes() const { return lanes_.size(); }
 
  private:
+  // What of the answer is a chunk's.
+  struct Share {
+    uint64_t first_hit, num_hits, first_token, num_tokens;
+  };
+
   const GpuLane& lane(size_t chunk) const { return lanes_[chunk % lanes_.size()]; }
   bool comes_after(size_t chunk) const { return chunk >= lanes_.size(); }
+  void stage_ahead();
   void search(size_t chunk, const std::function<void()>& interrupted);
   void pack(size_t chunk, const GpuPlaces* to);
-  bool deliver(size_t chunk, const GpuPlaces& to, const std::function<void()>& interrupted);
+  bool deliver(size_t chunk, const std::function<void()>& interrupted);
   void fetch(uint64_t to, uint64_t from, size_t num_bytes, const GpuLane& on);
+  void keep_ahead();
+  void keep(size_t chunk);
   void wait(void* event, const std::function<void()>& interrupted);
+  void drop_copies();
 
   GpuBatchDriver driver_;
   GpuBatchShape shape_;
   std::vector<GpuLane> lanes_;
+  CopyPool& copies_;
+  std::vector<CopyPool::Job> staging_;  // by lane
+  std::deque<CopyPool::Job> keeping_;   // by chunk, as they come
 
   // Of the batch that is under way.
   const std::vector<GpuChunk>* chunks_ = nullptr;
   const unsigned char *tokens_ = nullptr, *logprobs_ = nullptr;
   bool are_pinned_ = false, keeps_order_ = false;
-  int num_threads_ = 1;
   std::vector<uint64_t> begins_;  // by chunk: its first query
-  size_t num_searched_ = 0, num_packed_ = 0, num_delivered_ = 0;  // chunks of which that has been asked
+  const GpuPlaces *to_ = nullptr, *kept_ = nullptr;  // of the answer, once they are known
+  std::vector<Share> shares_;     // by chunk, of those that were delivered
+  // Chunks of which that has been asked.
+  size_t num_staged_ = 0, num_searched_ = 0, num_packed_ = 0, num_kept_ = 0;
   GpuBatchOutcome outcome_{};
   uint32_t patience_ = 0;
 };

@@ -1,6 +1,8 @@
+#include <memory>
 #include <string>
 
 #include "buffer.hpp"
+#include "host/copy_pool.hpp"
 #include "host/gpu_batch.hpp"
 #include "host/gpu_query.hpp"
 
@@ -30,9 +32,9 @@ GpuPlaces places_at(const uint64_t* addresses) {
 }
 
 GpuLane lane_at(const std::vector<uint64_t>& parts) {
-  if (parts.size() != 15) throw std::invalid_argument("a lane has fifteen addresses");
-  return {at<void>(parts[0]), at<void>(parts[1]), at<void>(parts[2]), at<void>(parts[3]), at<void>(parts[4]),
-          parts[5], parts[6], places_at(&parts[7]), at<uint64_t>(parts[13]), at<uint32_t>(parts[14])};
+  if (parts.size() != 16) throw std::invalid_argument("a lane has sixteen addresses");
+  return {at<void>(parts[0]), at<void>(parts[1]), at<void>(parts[2]), at<void>(parts[3]), at<void>(parts[4]), at<void>(parts[5]),
+          parts[6], parts[7], places_at(&parts[8]), at<uint64_t>(parts[14]), at<uint32_t>(parts[15])};
 }
 
 // A failure of the driver's as an error of Python's.
@@ -45,26 +47,47 @@ auto driving(const Work& work) {
   }
 }
 
-bool start(GpuBatch& self, const Chunks& chunks, nb::handle tokens, nb::handle logprobs, bool is_staged, int num_threads) {
+// Contiguous arrays.
+void copy_arrays(CopyPool& self, const std::vector<nb::object>& targets, const std::vector<nb::object>& sources) {
+  if (targets.size() != sources.size()) throw std::invalid_argument("as many targets as sources");
+  std::vector<std::unique_ptr<Buffer>> held;
+  CopyPool::Job job(CopyFor::kCaller);
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const Buffer& from = *held.emplace_back(std::make_unique<Buffer>(sources[i]));
+    const Buffer& to = *held.emplace_back(std::make_unique<Buffer>(targets[i], from.size(), true));
+    self.add(job, to.as<void>(), from.as<void>(), from.size());
+  }
+  without_gil([&] {
+    self.begin(job);
+    self.finish(job);
+  });
+}
+
+bool start(GpuBatch& self, const Chunks& chunks, nb::handle tokens, nb::handle logprobs, bool is_staged) {
   const Buffer from_tokens(tokens, chunks.num_queries * self.shape().token_bytes),
       from_logprobs(logprobs, chunks.num_queries * self.shape().logprob_bytes);
   const bool is_pinned = are_pinned(from_tokens, from_logprobs);
   if (!is_pinned && !is_staged) return false;
   driving([&] {
-    self.start(chunks.all, from_tokens.as<unsigned char>(), from_logprobs.as<unsigned char>(), is_pinned, num_threads);
+    self.start(chunks.all, from_tokens.as<unsigned char>(), from_logprobs.as<unsigned char>(), is_pinned);
   });
   return true;
 }
 
-nb::tuple finish(GpuBatch& self, const std::vector<uint64_t>& to) {
-  if (to.size() != 6) throw std::invalid_argument("an answer has six arrays");
-  const GpuBatchOutcome outcome = driving([&] { return self.finish(places_at(to.data()), check_signals); });
+nb::tuple finish(GpuBatch& self, const std::vector<uint64_t>& to, const std::vector<uint64_t>& kept) {
+  if (to.size() != 6 || (!kept.empty() && kept.size() != 6)) throw std::invalid_argument("an answer has six arrays");
+  const GpuPlaces copies = places_at(kept.empty() ? to.data() : kept.data());
+  const GpuBatchOutcome outcome =
+      driving([&] { return self.finish(places_at(to.data()), kept.empty() ? nullptr : &copies, check_signals); });
   return nb::make_tuple(outcome.num_hits, outcome.num_tokens, outcome.bad_query, outcome.bad_slot);
 }
 
 }  // namespace
 
 void bind_gpu_batch(nb::module_& m) {
+  nb::class_<CopyPool>(m, "CopyPool", "Threads that copy memory while whoever asked for it goes on.")
+      .def(nb::init<int, size_t>(), nb::arg("num_threads"), nb::arg("piece_bytes") = 128 << 10)
+      .def("copy_arrays", &copy_arrays, nb::arg("targets"), nb::arg("sources"), "Of the same sizes.");
   nb::class_<Chunks>(m, "GpuChunks", "How a batch is cut, and how the search of each part is launched.")
       .def(nb::init<>())
       .def(
@@ -83,7 +106,7 @@ void bind_gpu_batch(nb::module_& m) {
           "__init__",
           [](GpuBatch* self, const std::vector<uint64_t>& driver, const std::vector<uint64_t>& grid_bytes,
              uint32_t lane_queries, uint64_t ordered_bytes, uint64_t upload_stream, const std::vector<uint64_t>& totals, uint64_t pack, const std::vector<uint64_t>& events,
-             const std::vector<std::vector<uint64_t>>& lanes) {
+             const std::vector<std::vector<uint64_t>>& lanes, CopyPool& copies) {
             if (grid_bytes.size() != 2 || totals.size() != 3 || events.size() != 2 || lanes.empty())
               throw std::invalid_argument("two sizes, three totals, two events, and lanes");
             const GpuBatchShape shape{lane_queries, grid_bytes[0], grid_bytes[1], ordered_bytes, at<void>(upload_stream),
@@ -91,11 +114,11 @@ void bind_gpu_batch(nb::module_& m) {
                                       {at<void>(events[0]), at<void>(events[1])}};
             std::vector<GpuLane> all;
             for (const auto& parts : lanes) all.push_back(lane_at(parts));
-            new (self) GpuBatch(driver_at(driver), shape, std::move(all));
+            new (self) GpuBatch(driver_at(driver), shape, std::move(all), copies);
           },
           nb::kw_only(), nb::arg("driver"), nb::arg("grid_bytes"), nb::arg("lane_queries"), nb::arg("ordered_bytes"),
           nb::arg("upload_stream"), nb::arg("totals"), nb::arg("pack"), nb::arg("events"),
-          nb::arg("lanes"))
+          nb::arg("lanes"), nb::arg("copies"), nb::keep_alive<1, 11>())
       .def(
           "stage",
           [](GpuBatch& self, const std::vector<std::vector<uint64_t>>& lanes) {
@@ -105,9 +128,8 @@ void bind_gpu_batch(nb::module_& m) {
           },
           nb::arg("lanes"), "Pinned memory for tokens and for log-probs, by lane.")
       .def("start", &start, nb::arg("chunks"), nb::arg("tokens"), nb::arg("logprobs"), nb::arg("is_staged"),
-           nb::arg("num_threads"),
            "Both grids must stay as they are until `finish`. False where they are not pinned and there is no memory to stage them.")
-      .def("finish", &finish, nb::arg("to"), "Hits, tokens, and query and slot of a bad log-prob or all ones.")
+      .def("finish", &finish, nb::arg("to"), nb::arg("kept"), "Hits, tokens, and query and slot of a bad log-prob or all ones.")
       .def("stop", [](GpuBatch& self) { without_gil([&] { self.stop(); }); });
 }
 

@@ -1,10 +1,7 @@
 #include <algorithm>
-#include <cstring>
-#include <memory>
 
 #include "buffer.hpp"
 #include "host/gpu_query.hpp"
-#include "host/threads.hpp"
 
 namespace flashtrie {
 namespace {
@@ -17,35 +14,11 @@ GpuAnswer answer_at(const std::vector<uint64_t>& arrays, uint64_t counts) {
           at<uint32_t>(arrays[3]), at<uint32_t>(arrays[4])};
 }
 
-// Contiguous arrays, in pieces that threads take in turn.
-void copy_arrays(const std::vector<nb::object>& targets, const std::vector<nb::object>& sources, int num_threads) {
-  constexpr uint64_t kPiece = 1 << 20, kBytesAThread = 2 << 20;  // fewer are copied before a thread has begun
-  if (targets.size() != sources.size()) throw std::invalid_argument("as many targets as sources");
-  std::vector<std::unique_ptr<Buffer>> from, to;
-  std::vector<uint64_t> begins = {0};  // in pieces
-  for (size_t i = 0; i < sources.size(); ++i) {
-    from.push_back(std::make_unique<Buffer>(sources[i]));
-    to.push_back(std::make_unique<Buffer>(targets[i], from.back()->size(), true));
-    begins.push_back(begins.back() + (from.back()->size() + kPiece - 1) / kPiece);
-  }
-  uint64_t num_bytes = 0;
-  for (const auto& buffer : from) num_bytes += buffer->size();
-  num_threads = static_cast<int>(std::min<uint64_t>(num_threads, 1 + num_bytes / kBytesAThread));
-  without_gil([&] {
-    parallel_for(begins.back(), 1, num_threads, [&](int, uint64_t piece, uint64_t) {
-      const size_t which = std::upper_bound(begins.begin(), begins.end(), piece) - begins.begin() - 1;
-      const size_t at = (piece - begins[which]) * kPiece;
-      std::memcpy(to[which]->as<char>() + at, from[which]->as<char>() + at, std::min<size_t>(kPiece, from[which]->size() - at));
-    });
-  });
-}
-
 }  // namespace
 
 void bind_gpu_query(nb::module_& m) {
   m.def("note_pinned", [](uint64_t begin, uint64_t end) { pinned_ranges().add(begin, end); }, nb::arg("begin"), nb::arg("end"));
   m.def("forget_pinned", [](uint64_t begin) { pinned_ranges().remove(begin); }, nb::arg("begin"));
-  m.def("copy_arrays", &copy_arrays, nb::arg("targets"), nb::arg("sources"), nb::arg("num_threads"));
   nb::class_<GpuQuery>(m, "GpuQuery", "Searches of one query at a time on a GPU, launched without Python between.")
       .def(
           "__init__",

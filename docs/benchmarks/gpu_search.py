@@ -154,14 +154,23 @@ def kept_ms(
     return samples
 
 
-def host_rate(engine: CudaEngine, grids: tuple[np.ndarray, np.ndarray], width: int, queries: int) -> int:
-    """Queries a second from pinned host memory to results in host memory, which are let go."""
-    pinned = pinned_batch(engine, grids, width, queries)
+def host_rate(
+    engine: CudaEngine,
+    grids: tuple[np.ndarray, np.ndarray],
+    width: int,
+    queries: int,
+    *,
+    is_pinned: bool = True,
+) -> int:
+    """Queries a second from host memory to results in host memory, which are let go."""
+    batch = pinned_batch(engine, grids, width, queries)
+    if not is_pinned:
+        batch = tuple(map(np.array, batch))  # type: ignore[assignment]
     plan = SearchPlan(beam_width=width)
     best = 0.0
     for _ in range(4):
         begin = time.perf_counter()
-        engine.search(*pinned, plan)
+        engine.search(*batch, plan)
         best = max(best, queries / (time.perf_counter() - begin))
     return int(best)
 
@@ -194,8 +203,12 @@ def measure(name: str, engine: CudaEngine, index: Index | None, grids: tuple[np.
     for width in (300, 600):
         say(f"{name}: kernel queries/s by batch, {width}", {4096: kernel_rate(engine, grids, width, 4096)})
     for width in (100, 1000):
-        rates = {batch: host_rate(engine, grids, width, batch) for batch in (*BATCHES[1:], 16384)}
-        say(f"{name}: host to host queries/s from pinned memory by batch, {width}", rates)
+        for is_pinned, memory in ((True, "pinned"), (False, "ordinary")):
+            rates = {
+                batch: host_rate(engine, grids, width, batch, is_pinned=is_pinned)
+                for batch in (*BATCHES[1:], 16384)
+            }
+            say(f"{name}: host to host queries/s from {memory} memory by batch, {width}", rates)
         say(f"{name}: ms a batch of 4096, answers kept, {width}", kept_ms(engine, grids, width, 4096))
     nvcc = cuda_sources.find_nvcc()
     if nvcc is None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flashtrie_cli.engine import cuda_native
 from flashtrie_cli.engine.cpu import CpuEngine
 from flashtrie_cli.engine.cuda_arrays import DeviceGrids, DeviceResults, DeviceSearch
 from flashtrie_cli.engine.cuda_loader import open_device, require_driver
@@ -43,6 +44,7 @@ class CudaEngine(CpuEngine):
         self.device_trie = DeviceTrie(self.trie, self.device)
         self._times_kernels = False
         self._slabs = SlabPool()
+        self._copies = cuda_native.copy_pool(self.threads)
         self._pipelines: dict[Any, HostPipeline | SingleQuery] = {}
         self._device_searches: dict[Any, DeviceSearch] = {}
         self._last: tuple[Any, HostPipeline | SingleQuery] | None = (
@@ -108,7 +110,7 @@ class CudaEngine(CpuEngine):
         if kind is SingleQuery:
             return SingleQuery(self.device_trie, tokens, logprobs, plan, times_kernels=self._times_kernels)
         return HostPipeline(
-            self.device_trie, tokens, logprobs, plan, slabs=self._slabs, threads=self.threads,
+            self.device_trie, tokens, logprobs, plan, slabs=self._slabs, copies=self._copies,
             times_kernels=self._times_kernels,
         )  # fmt: skip
 

@@ -32,22 +32,34 @@ def answer_parts(num_queries: int, num_hits: int, depth: int) -> SlabParts:
 
 
 class Answer:
-    """Room for the answer to some queries in a slab. ``addresses``: of its arrays, in the order of ``ARRAYS``."""
+    """Room for the answer to some queries in a slab.
 
-    def __init__(self, slab: Slab, parts: SlabParts):
-        self._arrays = parts.arrays(slab)
-        addresses = parts.addresses(slab.address)
-        self.addresses = [addresses[name] for name in ARRAYS]
+    ``addresses``: of its arrays, in the order of ``ARRAYS``. With ``is_kept`` they are copied to ordinary memory as
+    they come, to the addresses ``kept``, and the slab is free for the next answer.
+    """
+
+    def __init__(self, slab: Slab, parts: SlabParts, *, is_kept: bool = False):
+        self._slab, self.is_kept = slab, is_kept
+        # One block: numpy has large ones in huge pages, and what is not written to is not taken.
+        memory: Any = np.empty(parts.num_bytes, np.uint8) if is_kept else slab
+        self._arrays = parts.arrays(memory)
+        self.addresses = _places(parts, slab.address)
+        self.kept = _places(parts, memory.ctypes.data) if is_kept else []
         self._arrays["hit_offsets"][0] = self._arrays["token_offsets"][0] = 0
 
-    def results(self, num_hits: int, num_tokens: int) -> SearchResults:
-        """Its arrays, once all chunks are there."""
+    def settle(self, num_hits: int, num_tokens: int) -> None:
+        """All chunks are there: so much of it is ``results``."""
         arrays = self._arrays
-        return SearchResults(
+        self.results = SearchResults(
             arrays["hit_offsets"], arrays["key_ids"][:num_hits], arrays["scores"][:num_hits],
             arrays["normalised_scores"][:num_hits], arrays["token_offsets"][: num_hits + 1],
             arrays["tokens"][:num_tokens],
         )  # fmt: skip
+
+
+def _places(parts: SlabParts, begin: int) -> list[int]:
+    addresses = parts.addresses(begin)
+    return [addresses[name] for name in ARRAYS]
 
 
 class Lane:
@@ -62,7 +74,7 @@ class Lane:
         grid = GridType(*(dtype.itemsize for dtype in types))
         self.session = SearchSession(trie, num_queries, num_steps, num_slots, plan, grid, is_persistent=False)
         self._streams = cuda_native.NativeStream(), cuda_native.NativeStream(is_urgent=True)
-        self._events = [cuda_native.NativeEvent() for _ in range(3)]
+        self._events = [cuda_native.NativeEvent() for _ in range(4)]
         self._size, self._types = num_queries * num_steps * num_slots, types
         parts = answer_parts(num_queries, num_queries * self.session.result_capacity, self.session.depth)
         parts.add("grid_tokens", self._size, types[0])

@@ -7,10 +7,9 @@ captures can be asked which function it is.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable
 from typing import Any
-
-import numpy.typing as npt
 
 from flashtrie_cli.engine.cpu import native
 from flashtrie_cli.engine.cuda_launch import check, driver
@@ -19,6 +18,8 @@ from flashtrie_cli.errors import EngineUnavailable
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+
+_COPY_THREADS = 8
 
 
 class _KernelNode(ctypes.Structure):
@@ -139,8 +140,10 @@ def gpu_query(
     return query, clock
 
 
-def copy_arrays(
-    targets: Iterable[npt.NDArray[Any]], sources: Iterable[npt.NDArray[Any]], threads: int
-) -> None:
-    """Copy contiguous arrays of the same sizes, in pieces, on several threads."""
-    native().copy_arrays(list(targets), list(sources), threads)
+def copy_pool(threads: int) -> Any:
+    """Threads that copy grids on their way to the GPU and answers on theirs to the caller.
+
+    They sleep but for the milliseconds of a large batch, so they may be more than the engine's ``threads``.
+    """
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return native().CopyPool(max(min(_COPY_THREADS, processors // 2), min(threads, processors)))

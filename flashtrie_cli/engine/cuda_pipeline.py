@@ -1,7 +1,8 @@
 """Searches of batches from host arrays to host arrays: lanes take turns, so that copies and kernels overlap.
 
 Answers come to pinned memory that the caller then owns (``cuda_slabs``), each array at its place in the answer of the
-whole batch: the host copies nothing. The extension drives it all (``cuda/host/gpu_batch.hpp``).
+whole batch: the host copies nothing of two answers, and those of a caller who keeps more while they come. The extension
+drives it all (``cuda/host/gpu_batch.hpp``).
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ _ROUND_BYTES = 1 << 30
 _MIN_LENT_BYTES = 256 << 10
 """A smaller answer is copied, and its slab free for the next one."""
 
+_LENT_SHARE = 4
+"""So is one that fills less than such a part of the room that it might have needed."""
+
 _KEPT_PROGRAMS = 64
 _MANY = 1 << 30
 
@@ -72,14 +76,14 @@ def chunks(num_queries: int, first: int, most: int) -> Iterator[int]:
 
 
 class HostPipeline:
-    """Searches of batches of one shape and plan. ``threads`` copy what has to be copied on the host."""
+    """Searches of batches of one shape and plan. ``copies``, a CopyPool, copies what has to be copied on the host."""
 
     def __init__(
         self, trie: DeviceTrie, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], plan: SearchPlan,
-        *, slabs: SlabPool, threads: int = 1, times_kernels: bool = False,
+        *, slabs: SlabPool, copies: Any, times_kernels: bool = False,
     ):  # fmt: skip
         num_queries, num_steps, num_slots = tokens.shape
-        self._slabs, self._threads = slabs, threads
+        self._slabs, self._copies = slabs, copies
         self._hits, self._depth = plan.result_limit, min(num_steps, trie.depth)
         grid_bytes = num_steps * num_slots * (tokens.itemsize + logprobs.itemsize)
         self._answer_bytes = plan.result_limit * (20 + 4 * self._depth)
@@ -121,6 +125,7 @@ class HostPipeline:
             pack=self._handle("pack_hits", lambda stream: session.pack(record, 1, stream)),
             events=self._clock.handles if self._clock else [0, 0],
             lanes=[lane.addresses for lane in self._lanes],
+            copies=self._copies,
         )
 
     def _handle(self, kernel: str, launch: Callable[[Any], None]) -> int:
@@ -177,15 +182,14 @@ class HostPipeline:
         at_once = max(_ROUND_BYTES // self._answer_bytes, 1)
         if num_queries > at_once:
             return self._in_rounds(tokens, logprobs, at_once)
-        results = self._round(tokens, logprobs)
-        room = num_queries * self._answer_bytes
+        answer = self._round(tokens, logprobs)
+        results, room = answer.results, num_queries * self._answer_bytes
         if room <= _MIN_LENT_BYTES:
             return SearchResults(*[array.copy() for array in vars(results).values()])
-        used = results.num_hits * 20 + 4 * len(results.tokens)
-        if used >= max(room // 2, _MIN_LENT_BYTES) and self._slabs.num_lent <= LENT_SLABS:
+        if results.num_hits * 20 + 4 * len(results.tokens) >= max(room // _LENT_SHARE, _MIN_LENT_BYTES):
             return results
         copies = [np.empty_like(array) for array in vars(results).values()]
-        cuda_native.copy_arrays(copies, vars(results).values(), self._threads)
+        self._copies.copy_arrays(copies, list(vars(results).values()))
         return SearchResults(*copies)
 
     def _in_rounds(self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], at_once: int) -> SearchResults:
@@ -199,15 +203,15 @@ class HostPipeline:
         hits = length = 0
         for first in range(0, num_queries, at_once):
             last = min(first + at_once, num_queries)
-            found = self._round(tokens[first:last], logprobs[first:last], first)
+            found = self._round(tokens[first:last], logprobs[first:last], first, is_part=True).results
             end, token_end = hits + found.num_hits, length + len(found.tokens)
             found.hit_offsets[:] += hits
             found.token_offsets[:] += length
-            targets = (
+            targets = [
                 hit_offsets[first : last + 1], key_ids[hits:end], scores[hits:end], normalised_scores[hits:end],
                 token_offsets[hits : end + 1], flat[length:token_end],
-            )  # fmt: skip
-            cuda_native.copy_arrays(targets, vars(found).values(), self._threads)
+            ]  # fmt: skip
+            self._copies.copy_arrays(targets, list(vars(found).values()))
             hits, length = end, token_end
         return SearchResults(
             hit_offsets, key_ids[:hits], scores[:hits], normalised_scores[:hits], token_offsets[: hits + 1],
@@ -215,17 +219,22 @@ class HostPipeline:
         )  # fmt: skip
 
     def _round(
-        self, tokens: npt.NDArray[Any], logprobs: npt.NDArray[Any], first_query: int = 0
-    ) -> SearchResults:
-        """Search these grids, which begin with query ``first_query`` of the batch."""
+        self,
+        tokens: npt.NDArray[Any],
+        logprobs: npt.NDArray[Any],
+        first_query: int = 0,
+        *,
+        is_part: bool = False,
+    ) -> Answer:
+        """The answer to these grids; ``is_part``: of a batch, which begin with its query ``first_query``."""
         query, program = self._native, self._program(len(tokens))
         try:
-            if not query.start(program, tokens, logprobs, self._is_staged, self._threads):
+            if not query.start(program, tokens, logprobs, self._is_staged):
                 query.stage([lane.stage() for lane in self._lanes])
                 self._is_staged = True
-                query.start(program, tokens, logprobs, True, self._threads)
-            answer = self._answer(len(tokens), is_whole=first_query == 0)  # while the GPU is at work
-            num_hits, num_tokens, bad_query, bad_slot = query.finish(answer.addresses)
+                query.start(program, tokens, logprobs, True)
+            answer = self._answer(len(tokens), is_part=is_part)  # while the GPU is at work
+            num_hits, num_tokens, bad_query, bad_slot = query.finish(answer.addresses, answer.kept)
         except RuntimeError as error:
             raise EngineUnavailable(f"the GPU failed during the search: {error}") from None
         except BaseException:
@@ -233,10 +242,11 @@ class HostPipeline:
             raise
         if bad_slot != NO_SLOT:
             self._refuse(logprobs, first_query, bad_query, bad_slot)
-        return answer.results(num_hits, num_tokens)
+        answer.settle(num_hits, num_tokens)
+        return answer
 
-    def _answer(self, num_queries: int, *, is_whole: bool) -> Answer:
-        """Room for the answer to so many queries: on loan, but for small ones, which are always copied."""
+    def _answer(self, num_queries: int, *, is_part: bool) -> Answer:
+        """Room for the answer to so many queries: on loan, but for small ones and parts, which are copied."""
         if self._small is not None and self._small[0] == num_queries:
             return self._small[1]
         parts = self._parts.get(num_queries)
@@ -244,8 +254,10 @@ class HostPipeline:
             self._parts.clear()
             parts = answer_parts(num_queries, num_queries * self._hits, self._depth)
             self._parts[num_queries] = parts
-        is_small = num_queries * self._answer_bytes <= _MIN_LENT_BYTES and is_whole
-        answer = Answer((SlabPool() if is_small else self._slabs).take(parts.num_bytes), parts)
+        is_small = num_queries * self._answer_bytes <= _MIN_LENT_BYTES and not is_part
+        slab = (SlabPool() if is_small else self._slabs).take(parts.num_bytes)
+        is_kept = not is_small and not is_part and self._slabs.num_lent > LENT_SLABS
+        answer = Answer(slab, parts, is_kept=is_kept)
         if is_small:
             self._small = num_queries, answer
         return answer

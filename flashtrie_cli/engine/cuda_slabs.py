@@ -68,9 +68,9 @@ class SlabParts:
         self._parts[name] = self.num_bytes, length, kind
         self.num_bytes += -(-length * kind.itemsize // 256) * 256
 
-    def arrays(self, slab: Slab) -> dict[str, npt.NDArray[Any]]:
-        """The arrays, which keep the slab from its pool."""
-        whole = np.asarray(slab)
+    def arrays(self, memory: Any) -> dict[str, npt.NDArray[Any]]:
+        """The arrays in a slab, which they keep from its pool, or in an array of bytes."""
+        whole = np.asarray(memory)
         return {
             name: whole[at : at + length * kind.itemsize].view(kind)
             for name, (at, length, kind) in self._parts.items()

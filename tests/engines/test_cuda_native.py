@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,3 +138,15 @@ def test_addresses_of_the_drivers_functions(monkeypatch: pytest.MonkeyPatch) -> 
     addresses = cuda_native.driver_calls()
     assert len(set(addresses)) == 4
     assert ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(addresses[0])(-3) == 3
+
+
+@pytest.mark.parametrize(
+    ("processors", "threads", "expected"),
+    [(1, 1, 1), (2, 1, 1), (2, 64, 2), (8, 1, 4), (16, 1, 8), (16, 12, 12), (64, 1, 8), (64, 100, 64)],
+)
+def test_threads_that_copy(
+    monkeypatch: pytest.MonkeyPatch, processors: int, threads: int, expected: int
+) -> None:
+    monkeypatch.setattr(cuda_native, "native", lambda: SimpleNamespace(CopyPool=lambda count: count))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(processors), raising=False)
+    assert cuda_native.copy_pool(threads) == expected

@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -17,8 +20,8 @@ from test_search_kernels import many_keys, random_grids
 
 from flashtrie_cli import SearchPlan
 from flashtrie_cli.engine import cuda_native, cuda_pipeline
+from flashtrie_cli.engine.cpu import native
 from flashtrie_cli.engine.cuda_lane import answer_parts
-from flashtrie_cli.engine.cuda_native import copy_arrays
 from flashtrie_cli.engine.cuda_pipeline import chunks
 from flashtrie_cli.engine.cuda_slabs import SlabPool
 from flashtrie_cli.errors import EngineUnavailable, InputError
@@ -32,10 +35,13 @@ QUERY_BYTES = 192
 
 @pytest.fixture
 def small_chunks(driver: EmulatedDriver, monkeypatch: pytest.MonkeyPatch) -> EmulatedDriver:
-    """Chunks of three queries at most, and answers of any size lent."""
+    """Chunks of three queries at most, answers of any size lent, copies by several threads."""
     monkeypatch.setattr(cuda_pipeline, "_CHUNK_BYTES", 3 * QUERY_BYTES)
     monkeypatch.setattr(cuda_pipeline, "_MIN_LENT_BYTES", 0)
     monkeypatch.setattr(cuda_pipeline, "_DIRECT_WAVES", 0)  # but for the last chunk
+    monkeypatch.setattr(
+        cuda_native, "copy_pool", lambda _: native().CopyPool(3, 48)
+    )  # threads, and pieces, for all
     return driver
 
 
@@ -97,13 +103,17 @@ def test_work_in_any_order(small_chunks: EmulatedDriver, monkeypatch: pytest.Mon
     monkeypatch.setattr(cuda_pipeline, "_DIRECT_WAVES", seed % 3 / 4)  # of 18 queries: 4 and 9
     cpu, cuda = both(many_keys(300, 20, 3))
     pinned = cuda.engine.pinned_grids(17, 3, 8)  # type: ignore[attr-defined]
+    kept = []
     for turn in range(3):
         grid = random_grids((17, 3, 8), 20, 9 * seed + turn, 50)
         expected = cpu.search(*grid, PLAN)
-        assert cuda.search(*grid, PLAN).identical(expected)
-        pinned[0][:], pinned[1][:] = grid
-        assert cuda.search(*pinned, PLAN).identical(expected)
+        kept.append((cuda.search(*grid, PLAN), expected))
         assert small_chunks.streams.is_idle
+        pinned[0][:], pinned[1][:] = grid
+        kept.append((cuda.search(*pinned, PLAN), expected))
+        assert small_chunks.streams.is_idle
+        grid[0][:], grid[1][:] = 0, 0  # nobody reads it any more
+        assert all(found.identical(expected) for found, expected in kept)
 
 
 def test_pinned_grids_are_not_copied_on_the_host(small_chunks: EmulatedDriver) -> None:
@@ -114,17 +124,20 @@ def test_pinned_grids_are_not_copied_on_the_host(small_chunks: EmulatedDriver) -
     assert not any(lane._staging for pipeline in cuda.engine._pipelines.values() for lane in pipeline._lanes)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize("call", ["launch", "record", "query", "wait", "upload", "download"])
-def test_a_call_of_the_driver_that_fails(small_chunks: EmulatedDriver, call: str) -> None:
+def test_a_call_of_the_driver_that_fails(small_chunks: EmulatedDriver, call: str, is_kept: bool) -> None:
     cpu, cuda = both(many_keys(300, 20, 3))
     grid = random_grids((17, 3, 8), 20, 4, 50)
     streams = small_chunks.streams
+    held = [cuda.search(*grid, PLAN) for _ in range(2 * is_kept)]
     for after in (0, 3):
         streams.fail(call, 719, after)
         with pytest.raises(EngineUnavailable, match="the GPU failed during the search: the driver said 719"):
             cuda.search(*grid, PLAN)
         assert streams.is_idle
         assert cuda.search(*grid, PLAN).identical(cpu.search(*grid, PLAN))
+    assert lent(cuda) == len(held)
 
 
 def test_ctrl_c_while_kernels_are_at_work(
@@ -253,11 +266,95 @@ def test_parts_do_not_overlap(driver: EmulatedDriver) -> None:
 @pytest.mark.parametrize("threads", [1, 3])
 def test_arrays_are_copied_whole(threads: int) -> None:
     rng = np.random.default_rng(1)
+    pool = native().CopyPool(threads)
     sources = [rng.integers(0, 255, size, np.uint8) for size in (0, 1, 1 << 20, (5 << 20) + 3)]
     sources.append(rng.random(300_000))
-    targets = [np.zeros_like(source) for source in sources]
-    copy_arrays(targets, sources, threads)
-    for target, source in zip(targets, sources, strict=True):
-        np.testing.assert_array_equal(target, source)
+    for _ in range(3):
+        targets = [np.zeros_like(source) for source in sources]
+        pool.copy_arrays(targets, sources)
+        for target, source in zip(targets, sources, strict=True):
+            np.testing.assert_array_equal(target, source)
     with pytest.raises(ValueError, match="another size"):
-        copy_arrays([np.zeros(3)], [np.zeros(4)], 1)
+        pool.copy_arrays([np.zeros(3)], [np.zeros(4)])
+
+
+def num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="nothing tells of threads")
+
+
+def in_threads(pool: Any, size: int = 1 << 20) -> None:
+    """A copy that is worth its threads."""
+    source = np.arange(size, dtype=np.uint8)
+    target = np.zeros_like(source)
+    pool.copy_arrays([target], [source])
+    np.testing.assert_array_equal(target, source)
+
+
+@needs_proc
+def test_copying_threads_begin_when_needed_and_end_with_their_engine(small_chunks: EmulatedDriver) -> None:
+    gc.collect()
+    before = num_threads()
+    _, cuda = both(many_keys(300, 20, 3))
+    pinned = cuda.engine.pinned_grids(7, 3, 8)  # type: ignore[attr-defined]
+    pinned[0][:], pinned[1][:] = random_grids((7, 3, 8), 20, 4, 50)
+    cuda.search(*pinned, PLAN)
+    assert num_threads() == before
+    for seed in range(2):
+        cuda.search(*random_grids((7, 3, 8), 20, seed, 50), PLAN)
+        cuda.search(*random_grids((7, 3, 16), 20, seed, 50), PLAN)  # another pipeline
+        assert num_threads() == before + 2
+    del cuda
+    gc.collect()
+    assert num_threads() == before
+
+
+def test_copying_threads_sleep_when_there_is_nothing_to_copy() -> None:
+    pool = native().CopyPool(4)
+    in_threads(pool)
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_copying_threads_are_not_in_a_forked_child() -> None:
+    pool = native().CopyPool(4)
+    in_threads(pool)
+    for copies in (False, True):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                signal.alarm(10)
+                if copies:
+                    in_threads(pool)
+                del pool
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+    in_threads(pool)
+
+
+def test_copies_of_several_callers_at_once() -> None:
+    pool = native().CopyPool(3, piece_bytes=512)
+    callers = [threading.Thread(target=lambda: [in_threads(pool) for _ in range(5)]) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+
+
+@needs_proc
+def test_a_process_may_end_with_copying_threads_asleep() -> None:
+    script = (
+        "import numpy as np; from flashtrie_cli import _native; pool = _native.CopyPool(4);"
+        "a = np.ones(1 << 22, np.uint8); pool.copy_arrays([a.copy()], [a]);"
+        "import os; assert len(os.listdir('/proc/self/task')) >= 4"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The C++ side without Python: every shared header compiles alone, with g++ and (where found) nvcc, warnings as errors;
-# the host engine, the masks and the parsers run their random drivers under ASan and UBSan, the engine's threads under TSan.
+# the host engine, the masks, the parsers and batches for a GPU run their random drivers under ASan and UBSan, what has
+# threads under TSan.
 # usage: tests/native/run_sanitized.sh [rounds]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -24,4 +25,6 @@ export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS
 build/sanitized/fuzz_host "$rounds"
 build/sanitized/fuzz_masks "$((rounds / 10))"
 build/sanitized/fuzz_parsers
+build/sanitized/fuzz_batch "$rounds"
 build/sanitized/race_host "$((rounds / 10))"
+build/sanitized/race_batch "$((rounds / 3))"
