@@ -59,6 +59,9 @@ beam: titles have 59, a load of 20 M keys over 2.2 M tokens 4."""
 _HEAVY_FAN_OUT, _HEAVY_BLOCK, _HEAVY_CLUSTER = 48, 700, 10_000
 """From this mean fan-out of the root's children on, and so many label groups that a frontier of them has, the kernels
 that expand it in parts are the faster ones, a block or a cluster a query (measured on an H200)."""
+_TWO_ROUNDS = 512
+"""Beam width from which on two rounds of clusters that go by parts are faster than a block a query (measured on an H200:
+at 1000 they are, at 300 no more)."""
 _CANDIDATE_BYTES, _RESULT_BYTES = 20, 18
 
 TRIE = np.dtype(
@@ -267,22 +270,32 @@ def _in_shared(
     candidate_places = max(beams, results) + budget + extra * 2 // 5 // _CANDIDATE_BYTES // 4 * 4
     result_places = results + budget + extra * 3 // 5 // _RESULT_BYTES // 4 * 4
     used = fixed + _pool_bytes(candidate_places, result_places) + (4 * history if in_shared else 0)
+    groups = num_multiprocessors * resident if blocks == 1 else _clusters_at_once(num_multiprocessors, blocks)
     return Launch(
-        name, blocks, num_threads, min(num_queries, max(num_multiprocessors // blocks, 1) * resident), used, beams,
-        results, candidate_places, result_places, log2_table(shape.num_slots), 0 if in_shared else history, 0,
+        name, blocks, num_threads, min(num_queries, groups), used, beams, results, candidate_places, result_places,
+        log2_table(shape.num_slots), 0 if in_shared else history, 0,
     )  # fmt: skip
+
+
+def _clusters_at_once(num_multiprocessors: int, blocks: int) -> int:
+    """Clusters, of a block a multiprocessor, that run at once. A cluster lies in one part of the GPU, and some
+    multiprocessors of each part are left over: of an H200's 132 it takes 120, 15 clusters of eight or 30 of four
+    (measured)."""
+    return max(num_multiprocessors * 10 // 11 // blocks, 1)
 
 
 def _choose(shape: Shape, num_queries: int, arch: int, num_multiprocessors: int, fan_out: float) -> str:
     is_small = max(shape.beam_width, shape.num_results, shape.num_slots) <= _SMALL
     label_groups = fan_out * shape.beam_width / 8 if fan_out >= _HEAVY_FAN_OUT else 0.0
     if arch >= 90 and (fan_out > _BUSHY or not is_small):
-        # Heavy: 32 queries took clusters of four 1.03 ms; eight blocks that go by parts take 0.15 a round of 16.
-        if num_queries * 4 <= num_multiprocessors and label_groups >= _HEAVY_CLUSTER:
-            return "parts_cluster8"
-        if num_queries * 8 <= num_multiprocessors:
+        at_once = _clusters_at_once(num_multiprocessors, 8)
+        if label_groups >= _HEAVY_CLUSTER:
+            rounds = 2 if shape.beam_width >= _TWO_ROUNDS else 1
+            if num_queries <= rounds * at_once:
+                return "parts_cluster8"
+        elif num_queries <= at_once:
             return "search_cluster8"
-        if num_queries * 4 <= num_multiprocessors:
+        elif num_queries <= _clusters_at_once(num_multiprocessors, 4):
             return "search_cluster4"
     kind = "parts" if label_groups >= _HEAVY_BLOCK else "search"
     return f"{kind}_block" if is_small and num_queries > num_multiprocessors else f"{kind}_alone"

@@ -249,8 +249,9 @@ def test_what_is_too_large_names_the_cpu_engine(shape: Shape) -> None:
     ("beam_width", "queries", "fan_out", "kernel"),
     [
         (100, 1, 4.0, "search_alone"), (100, 500, 4.0, "search_block"), (100, 1, 59.0, "search_cluster8"),
-        (1000, 16, 4.0, "search_cluster8"), (1000, 33, 4.0, "search_cluster4"), (1000, 34, 4.0, "search_alone"),
-        (1000, 1, 900.0, "parts_cluster8"), (1000, 33, 900.0, "parts_cluster8"), (1000, 34, 900.0, "parts_alone"),
+        (1000, 15, 4.0, "search_cluster8"), (1000, 16, 4.0, "search_cluster4"), (1000, 30, 4.0, "search_cluster4"),
+        (1000, 31, 4.0, "search_alone"), (1000, 1, 900.0, "parts_cluster8"), (1000, 30, 900.0, "parts_cluster8"),
+        (1000, 31, 900.0, "parts_alone"), (100, 15, 900.0, "parts_cluster8"), (100, 16, 900.0, "parts_alone"),
         (100, 500, 900.0, "parts_block"),
     ],
 )  # fmt: skip
