@@ -60,7 +60,7 @@ _HEAVY_FAN_OUT, _HEAVY_BLOCK, _HEAVY_CLUSTER = 48, 700, 10_000
 """From this mean fan-out of the root's children on, and so many label groups that a frontier of them has, the kernels
 that expand it in parts are the faster ones, a block or a cluster a query (measured on an H200)."""
 _TWO_ROUNDS = 512
-"""Beam width from which on two rounds of clusters that go by parts are faster than a block a query (measured on an H200:
+"""Beam width from which on two rounds of clusters that go by parts beat a block a query (measured on an H200:
 at 1000 they are, at 300 no more)."""
 _CANDIDATE_BYTES, _RESULT_BYTES = 20, 18
 
