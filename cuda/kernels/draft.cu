@@ -6,7 +6,7 @@
 // all run at once, merges the chunks of its rows, two rows a warp, grows the tree level by level, or node by node if it is small
 // and deep, and writes all outputs.
 //
-// Reads a batch row: (block - 1) V logits once; from L2 the workspace, 8 top_k + 8 bytes a chunk, twice at least.
+// Reads a batch row: (block - 1) V logits once; from L2 the workspace, 8 (chunk_keys(top_k) + 1) bytes a chunk, twice at least.
 #include "../flashtrie/draft_pick.cuh"
 #include "../flashtrie/draft_scan.cuh"
 
