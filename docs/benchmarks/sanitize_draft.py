@@ -10,13 +10,13 @@ scores. Exit 1 where a tool reports an error, or an answer differs.
 from __future__ import annotations
 
 import itertools
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from compute_sanitizer import under_tools
 
 from flashtrie_cli import Index, build_index
 from flashtrie_cli.query.draft import DraftTrees, build_draft_trees
@@ -96,15 +96,7 @@ def worker() -> None:
 
 
 def main() -> int:
-    failed = False
-    for tool in ("memcheck", "racecheck"):
-        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--print-limit", "5"]
-        command += [sys.executable, str(Path(__file__).resolve()), "--worker"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        lines = [line for line in done.stdout.splitlines() if "equal" in line or "=====" in line]
-        print(f"{tool}: exit {done.returncode}", *lines[:40], sep="\n  ", flush=True)
-        failed |= done.returncode != 0
-    return int(failed)
+    return under_tools(__file__, keep="equal")
 
 
 if __name__ == "__main__":

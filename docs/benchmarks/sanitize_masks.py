@@ -10,7 +10,6 @@ states that a kernel knew early were not the last. Exit 1 where a tool reports a
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 import tempfile
 from itertools import pairwise
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from compute_sanitizer import under_tools
 
 from flashtrie_cli import BuildOptions, Index, build_index
 from flashtrie_cli.engine.cuda_tokens import CudaTokens
@@ -178,15 +178,7 @@ def worker() -> None:
 
 
 def main() -> int:
-    failed = False
-    for tool in ("memcheck", "racecheck"):
-        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--print-limit", "5"]
-        command += [sys.executable, str(Path(__file__).resolve()), "--worker"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        lines = [line for line in done.stdout.splitlines() if "equal" in line or "=====" in line]
-        print(f"{tool}: exit {done.returncode}", *lines[:40], sep="\n  ", flush=True)
-        failed |= done.returncode != 0
-    return int(failed)
+    return under_tools(__file__, keep="equal")
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ error, or an answer differs.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from compute_sanitizer import under_tools
 
 from flashtrie_cli import BuildOptions, Index, SearchPlan, build_index
 from flashtrie_cli.engine import cuda_layout, cuda_session, cuda_sources
@@ -101,15 +100,7 @@ def main(kernels: list[str]) -> int:
             name = f"{part}-{cuda_sources.source_digest(part)}-sm_{arch}-nvcc{version}.bin"
             target = cuda_sources.cache_folder() / name
             cuda_sources.compile_kernel(part, nvcc, arch, target, ("-DFLASHTRIE_SANITIZE",))
-        failed = 0
-        for tool in ("memcheck", "racecheck"):
-            command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--print-limit", "5"]
-            command += [sys.executable, str(Path(__file__).resolve()), "--worker", *kernels]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            lines = [line for line in done.stdout.splitlines() if "searches" in line or line.startswith("=")]
-            print(f"{tool}: exit {done.returncode}", *lines[:40], sep="\n  ", flush=True)
-            failed |= done.returncode != 0
-    return int(failed)
+        return under_tools(__file__, kernels, keep="searches")
 
 
 if __name__ == "__main__":
