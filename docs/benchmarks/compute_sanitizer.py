@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def under_tools(script: str, arguments: Sequence[str] = (), *, keep: str) -> int:
-    """Runs ``script --worker ARGUMENTS`` under each tool; prints the tools' lines and those that hold ``keep``, and where
-    it fails the end of what went to stderr. 1 where a tool reports an error or the script fails, else 0."""
+    """Runs ``script --worker ARGUMENTS`` under each tool; prints the tools' lines and those that hold ``keep``,
+    and where it fails the end of what went to stderr. 1 where a tool reports an error or the script fails, else 0."""
     failed = False
     for tool in ("memcheck", "racecheck"):
         command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "3", "--print-limit", "5"]
