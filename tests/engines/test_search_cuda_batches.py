@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from program import ENVIRONMENT, HERE
 from test_search_cuda_emulated import both
 from test_search_kernels import many_keys, random_grids
 
@@ -357,4 +358,4 @@ def test_a_process_may_end_with_copying_threads_asleep() -> None:
         "a = np.ones(1 << 22, np.uint8); pool.copy_arrays([a.copy()], [a]);"
         "import os; assert len(os.listdir('/proc/self/task')) >= 4"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], cwd=HERE, env=ENVIRONMENT, check=True, timeout=60)
