@@ -10,10 +10,10 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <random>
 #include <thread>
 #include <vector>
 
+#include "fuzz.hpp"
 #include "host/copy_pool.hpp"
 #include "host/gpu_batch.hpp"
 #include "host/gpu_query.hpp"
@@ -21,18 +21,6 @@
 using namespace flashtrie;
 
 namespace {
-
-std::mt19937_64 source;
-
-uint64_t below(uint64_t n) { return source() % n; }
-
-#define CHECK(condition)                                              \
-  do {                                                                \
-    if (!(condition)) {                                               \
-      fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      exit(1);                                                        \
-    }                                                                 \
-  } while (0)
 
 constexpr uint32_t kSlots = 40;  // of a grid: a query's hits are as many as its first token says, modulo 4
 constexpr uint32_t kMostHits = 3, kMostTokens = 1 + 2 + 3;

@@ -9,10 +9,10 @@
 #include <array>
 #include <map>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
+#include "fuzz.hpp"
 #include "host/child_ranges.hpp"
 #include "host/index_builder.hpp"
 #include "host/label_search.hpp"
@@ -24,18 +24,6 @@
 using namespace flashtrie;
 
 namespace {
-
-std::mt19937_64 source;
-
-uint64_t below(uint64_t n) { return source() % n; }
-
-#define CHECK(condition)                                              \
-  do {                                                                \
-    if (!(condition)) {                                               \
-      fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      exit(1);                                                        \
-    }                                                                 \
-  } while (0)
 
 // Heap memory of exactly `size` elements, so that a read past the end is seen.
 template <typename T>

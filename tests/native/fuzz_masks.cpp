@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <random>
 #include <string>
 #include <vector>
 
+#include "fuzz.hpp"
 #include "host/mask_rows.hpp"
 #include "host/masks_compile.hpp"
 #include "host/vocabulary_automaton.hpp"
@@ -15,16 +15,6 @@
 using namespace flashtrie;
 
 namespace {
-
-std::mt19937_64 source;
-
-uint64_t below(uint64_t n) { return source() % n; }
-
-void check(bool condition, const char* what) {
-  if (condition) return;
-  fprintf(stderr, "fuzz_masks: %s\n", what);
-  exit(1);
-}
 
 std::string random_text(size_t most, unsigned num_bytes) {
   std::string text(1 + below(most), '\0');
@@ -59,7 +49,7 @@ struct World {
       members.back()[0] &= 15;  // so that nodes below the root have long lists
     }
     std::vector<std::string_view> views(members.begin(), members.end());
-    check(compile_masks(automaton.view(), vocab_size, views, made) == CompileStatus::ok, "a set is not compiled");
+    CHECK(compile_masks(automaton.view(), vocab_size, views, made) == CompileStatus::ok);
   }
 
   MaskView view() const {
@@ -95,7 +85,7 @@ void follow_states(const MaskSet& set, size_t num_rows) {
     for (size_t i = 0; i < count; ++i) {
       set.fill(states[i], want.data());
       const uint32_t* const shown = rows.words() + static_cast<size_t>(at[i]) * num_words;
-      check(memcmp(shown, want.data(), num_words * sizeof(uint32_t)) == 0, "a row shows something else");
+      CHECK(memcmp(shown, want.data(), num_words * sizeof(uint32_t)) == 0);
     }
   }
 }
@@ -108,7 +98,7 @@ int main(int argc, char** argv) {
     source.seed(round);
     const World world(round % 3 == 0 ? 4 : round % 3 == 1 ? 40 : 256);
     const MaskView view = world.view();
-    check(find_mask_flaw(view, view.num_nodes + uint64_t(2), world.made.entries.size()) == nullptr, "a flaw");
+    CHECK(find_mask_flaw(view, view.num_nodes + uint64_t(2), world.made.entries.size()) == nullptr);
     const MaskSet set(view);
     for (const size_t num_rows : {size_t(1), size_t(33), size_t(300)}) follow_states(set, num_rows);
   }

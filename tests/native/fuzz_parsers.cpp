@@ -4,10 +4,10 @@
 #include <stdlib.h>
 
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
+#include "fuzz.hpp"
 #include "host/parse_grid.hpp"
 #include "host/parse_jsonl.hpp"
 #include "host/parse_words.hpp"
@@ -15,18 +15,6 @@
 using namespace flashtrie;
 
 namespace {
-
-std::mt19937_64 source(20240);
-
-size_t below(size_t n) { return source() % n; }
-
-#define CHECK(condition)                                             \
-  do {                                                               \
-    if (!(condition)) {                                              \
-      fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-      exit(1);                                                       \
-    }                                                                \
-  } while (0)
 
 // Heap memory of exactly the text's size, so that a read past its end is seen.
 class Exact {
@@ -91,6 +79,7 @@ std::string spoilt_keys() {
 
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? atoi(argv[1]) : 20000;
+  source.seed(20240);
   WordTable table;
   size_t num_grids = 0;
   for (int round = 0; round < rounds; ++round) {
