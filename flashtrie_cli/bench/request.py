@@ -55,6 +55,8 @@ class Request:
             raise UsageError("--workload index needs --index and --proposals")
         if self.proposals and not self.index:
             raise UsageError("--proposals needs --index")
+        if self.index and not self.proposals and self.workload != "nar":
+            raise UsageError("--index needs --proposals, or --workload nar, which keeps its keys there")
         for name in ("beam_widths", "batch_sizes", "num_keys"):
             values = getattr(self, name)
             if values is not None and (not values or min(values) < 1):

@@ -57,6 +57,8 @@ def test_everything_side_by_side(tmp_path):
         (["--plots", "{file}"], 2, "--plots needs" if find_spec("matplotlib") is None else "cannot be made"),
         (["--export", "-"], 2, "no name"),
         (["--report", "{file}/x"], 2, "x"),
+        (["--index", "{file}"], 2, "--index needs --proposals"),
+        (["-w", "titles", "--index", "{file}"], 2, "--index needs --proposals"),
     ],
 )
 def test_nothing_is_measured_for_what_cannot_be(flashtrie, tmp_path, arguments, code, says):
