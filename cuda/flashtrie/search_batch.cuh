@@ -1,7 +1,7 @@
 // What the search kernel is given, and how it divides its memory. The Python twin of SearchBatch and of the sizes
 // is in flashtrie_cli/engine/cuda_layout.py; a test holds the two together.
 #pragma once
-#include "node_tags.cuh"
+#include "child_table.cuh"
 #include "pool.cuh"
 #include "step_table.cuh"
 #include "search.cuh"
@@ -11,7 +11,7 @@ namespace flashtrie {
 constexpr uint32_t kQueuePlaces = 96;    // matches that wait to be judged, a warp: fewer than 32, and two a lane more
 constexpr uint32_t kRowWarps = 4;        // warps that load the next row while the others expand
 constexpr uint32_t kWindowPlaces = 1024; // windows of 32 label groups whose first beam is noted
-constexpr uint32_t kPoolFull = 1, kMoreParts = 2;
+constexpr uint32_t kPoolFull = 1, kMoreRounds = 2;
 constexpr uint32_t kMaxBeamWidth = 4096;
 constexpr uint32_t kMaxSlots = 4096;
 constexpr uint32_t kNoSlot = 0xffffffffu;
@@ -22,7 +22,7 @@ constexpr uint32_t kStartsBehind = 36;  // entries behind the beams' starts, lar
 enum Mode {
   kShared,  // in shared memory
   kSpills,  // in global memory
-  kParts,   // in shared memory, and frontiers with very many label groups in parts; see search_parts.cuh
+  kPairs,   // in shared memory, and frontiers with very many label groups by pairs; see search_pairs.cuh
 };
 
 struct SearchBatch {
@@ -30,6 +30,7 @@ struct SearchBatch {
   SearchParams search;
   const uint32_t* tags;          // by node, see node_tags.cuh
   const LineHead* heads;         // by 64 nodes
+  ChildTable children;
   const uint32_t* root_table;    // first child of the root with a label >= i << root_shift; null: the root is scanned
   const void* tokens;            // [num_queries, num_steps, num_slots], token_bytes each
   const void* logprobs;          // the same, logprob_bytes each
@@ -53,7 +54,7 @@ struct SearchBatch {
   uint32_t root_last;            // the root's children are [1, root_last)
   uint32_t root_places;          // entries of root_table but one
   int32_t root_shift;
-  uint32_t scan_limit;           // a larger fan-out is searched once per proposal instead of scanned
+  uint32_t scan_limit;           // children of a larger fan-out, at least children.fan_out, are asked for proposals, not scanned
   uint32_t num_queries, num_steps, num_slots;
   uint32_t max_depth;            // most tokens of a hit: the trie's depth or num_steps, whichever is less
   uint32_t token_bytes;          // 2, 4 or 8
@@ -63,17 +64,20 @@ struct SearchBatch {
   uint32_t candidate_places;     // at least both capacities and, twice, 32 a warp that expands more
   uint32_t result_places;        // at least result_capacity and as many more
   int32_t log2_table;            // places of a step table: at least twice num_slots
-  uint32_t heavy_groups;         // label groups of a block's frontier from which on it is expanded in parts
-  uint32_t part_groups;          // of the first part
-  uint32_t search_cost;          // label groups scanned in the time of a search for one proposal
+  uint32_t heavy_groups;         // label groups of a block's frontier from which on it is expanded by pairs
+  uint32_t pairs_per_beam;       // of the first round
+  uint32_t ask_cost;             // label groups scanned in the time of asking for one proposal
   uint32_t shared_hits;          // hits from which on the blocks of a cluster share in writing them
 };
 
-// The beams of a frontier that are expanded now: of [first, frontier_last) those before `last`.
-struct FrontierPart {
-  uint32_t first, last, frontier_last;
+// Which pairs of a beam and a proposal a heavy frontier is expanded by now.
+struct PairRound {
+  float bar;              // those that reach it, and were in no round before
+  uint32_t wanted;        // so many were to reach it
+  uint32_t rises;         // somewhere in the row a log-prob is larger than the one before
+  uint32_t goes_on;       // there is another round; in the last one, floors take the bar's place
+  uint32_t has_work;
   uint32_t label_groups;
-  uint32_t limit;  // of label groups
 };
 
 // State of one block that its threads share. 64 bits first, so that both floors are one read.
@@ -84,10 +88,9 @@ struct alignas(16) SearchControl {
   uint32_t num_results;
   uint32_t frontier[2];        // by step parity, where it is dealt directly: beams, label groups << kBeamBits
   uint32_t num_survivors;      // candidates of this block that the next frontier takes
-  uint32_t again[2];           // by round parity, kPoolFull and kMoreParts: why the group goes round again
-  uint32_t unfinished[2];      // by round parity: a warp of this block has not come to the end of its part
-  FrontierPart part;
-  uint32_t row_rises;          // somewhere in the row a log-prob is larger than the one before
+  uint32_t again[2];           // by round parity, kPoolFull and kMoreRounds: why the group goes round again
+  uint32_t unfinished[2];      // by round parity: a warp of this block has not come to the end of its round
+  PairRound round;
   uint32_t num_ties[2];        // candidates, results
   uint32_t row_taken[2];       // by parity of the row: slots that a warp has taken
   uint32_t best_logprobs[2];   // by parity of the row, ordered: no slot of the row has more
@@ -114,7 +117,8 @@ struct alignas(16) Beam {
   uint32_t start;  // and kAsks; while it is on its way to the next frontier: where it comes from
 };
 
-constexpr uint32_t kAsks = 1u << 31;  // its groups are slots of the row, best first where it has not all: each is looked for
+// Its groups are slots of the row, and each is looked for. `start` is where the row's first slot would be.
+constexpr uint32_t kAsks = 1u << 31;
 
 // Where the parts of a block's shared memory begin, in bytes. First those of fixed size; then, unless they are in the
 // workspace, in this order too, the step tables, the frontier, both pools and the history.

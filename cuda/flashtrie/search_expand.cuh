@@ -31,11 +31,11 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::expand(Cursor& cursor) {
     const bool more = cursor.window < num_windows;
     if (cursor.queued >= 32 || (!more && !cursor.is_loaded)) {
       if (cursor.queued == 0) {
-        if (kMode == kParts && has_rest()) call_again(kMoreParts);
+        if (kMode == kPairs && has_rest()) call_again(kMoreRounds);
         return;
       }
       if (simt::any(is_full())) {
-        if (kMode == kParts && simt::lane() == 0) control().unfinished[round_ & 1] = 1;
+        if (kMode == kPairs && simt::lane() == 0) control().unfinished[round_ & 1] = 1;
         return call_again(kPoolFull);
       }
       simt::sync_warp();
@@ -60,7 +60,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::call_again(uint32_t why) {
   if (simt::lane() != 0) return;
   for (int b = 0; b < kBlocks; ++b) {
     uint32_t* again = &simt::in_block<kBlocks>(&control(), b)->again[round_ & 1];
-    if (kMode == kParts)
+    if (kMode == kPairs)
       simt::atomic_or(again, why);
     else
       *again = why;
@@ -89,7 +89,7 @@ FT_DEVICE typename GroupSearch<kBlocks, kWarps, kMode>::Window GroupSearch<kBloc
   if (group >= num_label_groups_) return window;
   const Beam from_beam = beams()[beam];
   const ChildRange range = {from_beam.first, from_beam.last};
-  const uint32_t place = group - (from_beam.start & ~kAsks);
+  const uint32_t place = (group - from_beam.start) & ~kAsks;
   if (step_ == 0 && batch_.root_table) {
     window.node = find_root_child(place);
     window.wanted = window.node != kNoNode ? kFound : 0;
@@ -153,7 +153,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::test_window(Cursor& cursor) 
 // The last beam that starts at or before a label group, by a search of the whole warp.
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::find_beam(uint32_t group) const {
-  uint32_t beam = kMode == kParts ? control().part.first : 0, span = num_beams_ - beam;
+  uint32_t beam = 0, span = num_beams_;
 #pragma unroll 1
   while (span > 1) {
     const uint32_t stride = (span + 31) >> 5;
@@ -178,12 +178,15 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::own_token(uint32_t slot)
 // The child of a beam that a slot's token leads to, or kNoNode, also where it could not pass the floors any more.
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::look_for(uint32_t from, uint32_t slot) const {
+  const Beam& beam = beams()[from];
+  if (kMode == kPairs && (slot >= batch_.num_slots || beam.first == beam.last)) return kNoNode;
   const uint32_t token = load_token(grid_ + static_cast<uint64_t>(step_) * batch_.num_slots + slot);
   const uint64_t best = token == kNoToken ? 0 : table(step_).find(token);
   if (best == 0 || StepTable::slot_of(best) != slot) return kNoNode;  // an earlier slot has the same with a better log-prob
-  const Beam& beam = beams()[from];
-  if (!can_reach(beam.score + StepTable::logprob_of(best))) return kNoNode;
-  return find_child(batch_.trie, {beam.first, beam.last}, token);
+  const float logprob = StepTable::logprob_of(best);
+  if (kMode == kPairs && is_below_bar(beam.score, logprob)) return kNoNode;
+  if (!can_reach(beam.score + logprob)) return kNoNode;
+  return find_in_table(batch_.children, batch_.trie, batch_.tags, {beam.first, beam.last}, token);
 }
 
 // The same for the root, whose children have a table.

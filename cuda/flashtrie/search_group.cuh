@@ -25,7 +25,7 @@ struct SearchState {
   uint32_t query_ = 0, num_steps_ = 0, beam_width_ = 0, result_limit_ = 0;
   // Of the step.
   uint32_t step_ = 0, round_ = 0;
-  uint32_t num_beams_ = 0, num_label_groups_ = 0;  // up to the end of the frontier's part; of the part
+  uint32_t num_beams_ = 0, num_label_groups_ = 0;
   bool is_last_ = false, can_end_ = false;
   float end_logprob_ = 0, factor_ = 0;
 };
@@ -48,9 +48,9 @@ class GroupSearch : private SearchState {
   FT_DEVICE uint64_t search_cut(int which, uint32_t n);
   FT_DEVICE void gather_crowded(uint32_t found);
   FT_DEVICE void sort_crowded(uint32_t count);
-  FT_DEVICE void order_frontier();
+  FT_DEVICE void first_round();
   FT_DEVICE void raise_floors();
-  FT_DEVICE void next_part();
+  FT_DEVICE void next_round();
   FT_DEVICE void write_other_tokens(uint32_t link, uint32_t depth, uint32_t* to) const;
   FT_DEVICE const SearchState& state() const { return *this; }
 
@@ -69,6 +69,7 @@ class GroupSearch : private SearchState {
   struct Arrival {
     Beam beam;
     uint32_t groups;  // and kAsks
+    uint32_t done;    // slots that it has asked for before
   };
 
   // Places of the answer that a block writes, [first, end); its hits lie in its pool at a place less `base`.
@@ -141,13 +142,17 @@ class GroupSearch : private SearchState {
   FT_DEVICE uint32_t lay_out(uint32_t step, uint32_t first, uint32_t last, const ArrivalAt& arrival_at);
   FT_DEVICE void note_windows(uint32_t beam, uint32_t start, uint32_t groups);
 
-  // search_parts.cuh
+  // search_pairs.cuh
   FT_DEVICE bool is_heavy() const;
-  FT_DEVICE bool has_rest() const { return num_beams_ < control().part.frontier_last; }
-  FT_DEVICE void begin_part();
-  FT_DEVICE void begin_bins(uint32_t* histogram);
-  FT_DEVICE void take_part(uint32_t step, uint32_t first, uint32_t last, uint32_t groups, uint32_t limit);
-  FT_DEVICE uint32_t usable_slots(float beam_score) const;
+  FT_DEVICE bool has_rest() const { return control().round.goes_on != 0; }
+  FT_DEVICE void begin_round(uint32_t step, bool is_first, uint32_t wanted);
+  FT_DEVICE float missing(int which, uint32_t n) const;
+  FT_DEVICE float find_bar(uint32_t step, uint32_t wanted);
+  FT_DEVICE uint32_t num_slots_above(uint32_t step, float beam_score, float bar) const;
+  FT_DEVICE uint32_t num_usable_slots(uint32_t step, float beam_score) const;
+  template <typename Reaches>
+  FT_DEVICE uint32_t first_slots(uint32_t step, float beam_score, const Reaches& reaches) const;
+  FT_DEVICE bool is_below_bar(float beam_score, float logprob) const;
 
   // search_finish.cuh
   FT_DEVICE void finish();
@@ -162,9 +167,8 @@ class GroupSearch : private SearchState {
   FT_DEVICE uint32_t parent_link(uint32_t link, uint32_t row) const;
 
   FT_DEVICE bool is_wide(ChildRange range) const { return range.fan_out() > batch_.scan_limit; }
-  FT_DEVICE uint32_t num_groups(ChildRange range) const {
-    return is_wide(range) ? batch_.num_slots : ((range.last - 1) >> 3) - (range.first >> 3) + 1;
-  }
+  FT_DEVICE uint32_t label_groups(ChildRange range) const { return ((range.last - 1) >> 3) - (range.first >> 3) + 1; }
+  FT_DEVICE uint32_t num_groups(ChildRange range) const { return is_wide(range) ? batch_.num_slots : label_groups(range); }
   FT_DEVICE void lap(SearchPhase phase);
 
   using Places = SharedPlaces<kBlocks, kWarps>;
@@ -378,17 +382,17 @@ FT_DEVICE bool GroupSearch<kBlocks, kWarps, kMode>::step() {
     }
     lap(kPhaseWait);
     const uint32_t again = control().again[round_ & 1];
-    const bool is_through = kMode == kParts && control().unfinished[round_ & 1] == 0;
+    const bool is_through = kMode == kPairs && control().unfinished[round_ & 1] == 0;
     ++round_;
     if (again == 0) break;
     simt::sync_block();  // the flags have been read
-    if (kMode != kParts || (again & kPoolFull))
+    if (kMode != kPairs || (again & kPoolFull))
       prune_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state());
     else
       raise_floors_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state());
     if (is_through && has_rest()) {
-      next_part_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state());
-      begin_part();
+      next_round_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state());
+      num_label_groups_ = control().round.label_groups;
       cursor = Cursor{};
       cursor.window = warp;
     }
@@ -400,7 +404,7 @@ FT_DEVICE bool GroupSearch<kBlocks, kWarps, kMode>::step() {
   const uint32_t num_candidates = group_entries(0);
   if (me < 8) control().floor_bins[0][me] = 0;
   if (me == 8) control().floors[0] = 0;
-  if (kMode == kParts && me == 9) control().part = {};
+  if (kMode == kPairs && me == 9) control().round = {};
   const uint64_t cut = candidate_cut(num_candidates);
   lap(kPhaseCut);
   if (deals_directly()) {
@@ -410,9 +414,9 @@ FT_DEVICE bool GroupSearch<kBlocks, kWarps, kMode>::step() {
     simt::sync_group<kBlocks>();
     arrange();
   }
-  if (kMode == kParts && is_heavy()) {
-    order_frontier_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state());
-    begin_part();
+  if (kMode == kPairs && is_heavy()) {
+    first_round_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state());
+    num_label_groups_ = control().round.label_groups;
   }
   lap(kPhaseSurvive);
   return num_candidates > 0;
@@ -449,7 +453,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::lap(SearchPhase phase) {
 
 #include "search_expand.cuh"
 #include "search_finish.cuh"
-#include "search_parts.cuh"
+#include "search_pairs.cuh"
 #include "search_prune.cuh"
 #include "search_row.cuh"
 #include "search_survive.cuh"

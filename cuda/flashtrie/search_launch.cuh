@@ -1,4 +1,4 @@
-// Part of kernels/search.cu and kernels/search_parts.cu: what they are launched with; the Python twin is KERNELS in
+// Part of kernels/search.cu and kernels/search_pairs.cu: what they are launched with; the Python twin is KERNELS in
 // flashtrie_cli/engine/cuda_layout.py.
 #pragma once
 #include "search_group.cuh"

@@ -56,16 +56,16 @@ FT_OUTLINE void gather_crowded_outlined(const SearchBatch& batch, unsigned char*
   GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).gather_crowded(found);
 }
 template <int kBlocks, int kWarps, Mode kMode>
-FT_OUTLINE void order_frontier_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state) {
-  GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).order_frontier();
+FT_OUTLINE void first_round_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state) {
+  GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).first_round();
 }
 template <int kBlocks, int kWarps, Mode kMode>
 FT_OUTLINE void raise_floors_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state) {
   GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).raise_floors();
 }
 template <int kBlocks, int kWarps, Mode kMode>
-FT_OUTLINE void next_part_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state) {
-  GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).next_part();
+FT_OUTLINE void next_round_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state) {
+  GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).next_round();
 }
 template <int kBlocks, int kWarps, Mode kMode>
 FT_OUTLINE void sort_crowded_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state,

@@ -111,7 +111,7 @@ template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE typename GroupSearch<kBlocks, kWarps, kMode>::Arrival GroupSearch<kBlocks, kWarps, kMode>::arrival(
     const Beam& beam) const {
   const ChildRange range = {beam.first, beam.last};
-  return {beam, num_groups(range) | (is_wide(range) ? kAsks : 0)};
+  return {beam, num_groups(range) | (is_wide(range) ? kAsks : 0), 0};
 }
 
 // Lays out beams [first, last) of a step's frontier as `arrival_at` gives them: where their label groups begin, counted from
@@ -136,7 +136,8 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::lay_out(uint32_t step, u
     const uint32_t start = groups_before + simt::reduce_add(lane < (me >> 5) ? sum : 0) + upto - groups;
     groups_before += simt::reduce_add(sum);
     if (here) {
-      beams()[at] = {arrived.beam.score, arrived.beam.first, arrived.beam.last, start | (arrived.groups & kAsks)};
+      const uint32_t shown = kMode == kPairs ? (start - arrived.done) & ~kAsks : start;
+      beams()[at] = {arrived.beam.score, arrived.beam.first, arrived.beam.last, shown | (arrived.groups & kAsks)};
       beam_starts(step)[at] = start;
       history(step - 1)[at] = arrived.beam.start;
       note_windows(at, start, groups);

@@ -80,6 +80,8 @@ FT_DEVICE void atomic_max(uint64_t* at, uint64_t value) {
   atomicMax(reinterpret_cast<unsigned long long*>(at), static_cast<unsigned long long>(value));
 }
 FT_DEVICE uint32_t atomic_exchange(uint32_t* at, uint32_t value) { return atomicExch(at, value); }
+// Puts `value` where `expected` is; returns what was there.
+FT_DEVICE uint32_t atomic_replace(uint32_t* at, uint32_t expected, uint32_t value) { return atomicCAS(at, expected, value); }
 // Adds one, or starts again from zero at `last`; returns what was there.
 FT_DEVICE uint32_t atomic_increment(uint32_t* at, uint32_t last) { return atomicInc(at, last); }
 

@@ -24,10 +24,10 @@ constexpr size_t kLarge = 4 << 20;
 #if defined(__x86_64__)
 // Four parts at once, each of which the processor fetches ahead: a third more than one from its beginning to its end.
 void copy_past_caches(unsigned char* to, const unsigned char* from, size_t num_bytes) {
-  constexpr size_t kParts = 4, kAhead = 4 * kLine;
-  const size_t part = num_bytes / kParts / kLine * kLine;
+  constexpr size_t kPairs = 4, kAhead = 4 * kLine;
+  const size_t part = num_bytes / kPairs / kLine * kLine;
   for (size_t at = 0; at < part; at += kLine)
-    for (size_t i = 0; i < kParts; ++i) {
+    for (size_t i = 0; i < kPairs; ++i) {
       const auto* source = reinterpret_cast<const __m128i*>(from + i * part + at);
       auto* target = reinterpret_cast<__m128i*>(to + i * part + at);
       __builtin_prefetch(from + i * part + at + kAhead);
@@ -35,7 +35,7 @@ void copy_past_caches(unsigned char* to, const unsigned char* from, size_t num_b
       for (size_t k = 0; k < kLine / 16; ++k) words[k] = _mm_loadu_si128(source + k);
       for (size_t k = 0; k < kLine / 16; ++k) _mm_stream_si128(target + k, words[k]);
     }
-  std::memcpy(to + kParts * part, from + kParts * part, num_bytes - kParts * part);
+  std::memcpy(to + kPairs * part, from + kPairs * part, num_bytes - kPairs * part);
   _mm_sfence();
 }
 #endif

@@ -1,5 +1,5 @@
 // The search kernels: one persistent launch answers a whole batch. See cuda/README.md for what each reads. Those for heavy
-// fan-outs are in search_parts.cu.
+// fan-outs are in search_pairs.cu.
 #include "flashtrie/pack_hits.cuh"
 #include "flashtrie/search_launch.cuh"
 
@@ -45,6 +45,28 @@ extern "C" __global__ void __launch_bounds__(256) tag_nodes(TrieView trie, uint3
   if (node >= trie.num_nodes) return;
   tags[node] = make_tag(trie, static_cast<uint32_t>(node));
   if (node % kLineNodes == 0) heads[node / kLineNodes] = make_head(trie, static_cast<uint32_t>(node / kLineNodes));
+}
+
+// Whose children go into the table: the wide nodes among 32, a warp each.
+template <typename Take>
+__device__ void for_wide_nodes(const TrieView& trie, uint32_t fan_out, const Take& take) {
+  const uint64_t node = blockIdx.x * 256ull + threadIdx.x;
+  const ChildRange mine = node < trie.num_nodes ? child_range(trie, static_cast<uint32_t>(node)) : ChildRange{0, 0};
+  for (uint32_t votes = simt::ballot(mine.fan_out() >= fan_out); votes != 0; votes &= votes - 1) {
+    const uint32_t from = simt::lowest_one(votes);
+    take(ChildRange{simt::shuffle(mine.first, from), simt::shuffle(mine.last, from)});
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256) count_children(TrieView trie, uint32_t fan_out, uint32_t* count) {
+  for_wide_nodes(trie, fan_out, [&](ChildRange range) {
+    if (simt::lane() == 0) simt::atomic_add(count, range.fan_out());
+  });
+}
+
+// Fills the table of child_table.cuh, whose places are all 0.
+extern "C" __global__ void __launch_bounds__(256) put_in_table(TrieView trie, ChildTable table, uint32_t* places) {
+  for_wide_nodes(trie, table.fan_out, [&](ChildRange range) { put_children(trie, table, places, range, simt::lane(), 32); });
 }
 
 extern "C" __global__ void __launch_bounds__(kSmallBlock) pack_hits(const __grid_constant__ SearchBatch batch,

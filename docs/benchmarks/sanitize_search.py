@@ -96,7 +96,7 @@ def main(kernels: list[str]) -> int:
 
         arch = open_device(0).arch
         version = cuda_sources.nvcc_version(nvcc)
-        for part in ("search", "search_parts"):
+        for part in ("search", "search_pairs"):
             name = f"{part}-{cuda_sources.source_digest(part)}-sm_{arch}-nvcc{version}.bin"
             target = cuda_sources.cache_folder() / name
             cuda_sources.compile_kernel(part, nvcc, arch, target, ("-DFLASHTRIE_SANITIZE",))

@@ -118,7 +118,7 @@ class DeviceSearch:
 
     def _prepare(self, grids: DeviceGrids) -> PreparedLaunch:
         launch, record = self._session.prepare(grids.tokens, grids.logprobs, grids.shape[0])
-        part = "search_parts" if launch.kernel.startswith("parts_") else "search"
+        part = "search_pairs" if launch.kernel.startswith("pairs_") else "search"
         function = _module(self._device, part).kernel(launch.kernel, launch.shared_bytes)
         blocks = launch.num_groups * launch.blocks_per_group
         parameter: Any = ctypes.create_string_buffer(record, len(record))

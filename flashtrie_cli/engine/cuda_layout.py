@@ -25,9 +25,9 @@ KERNELS = {
     "search_cluster4": (4, 1, 640),
     "search_cluster8": (8, 1, 640),
     "search_spill": (1, 1, 512),
-    "parts_block": (1, 2, 512),
-    "parts_alone": (1, 1, 640),
-    "parts_cluster8": (8, 1, 640),
+    "pairs_block": (1, 2, 512),
+    "pairs_alone": (1, 1, 640),
+    "pairs_cluster8": (8, 1, 640),
 }
 """Blocks a query, blocks that share a multiprocessor, threads a block."""
 
@@ -44,14 +44,17 @@ _ROW_WARPS = 4
 _CONTROL_BYTES = 2528
 _STARTS_BEHIND = 36
 _SPILL_BUDGET = 8192
-_HEAVY_TURNS, _PART_TURNS, _CLUSTER_PART_TURNS = 8, 4, 2
-"""Windows a warp of a frontier that is expanded in parts, and of its first part, in one block and in a cluster
-(measured on an H200)."""
-_SEARCH_COST = 6
-"""Label groups scanned in the time of a search for one proposal."""
+_HEAVY_TURNS, _PAIRS_PER_BEAM = 4, 6
+"""Windows a warp of a frontier that is expanded by pairs, and of these as many for each beam or result that is wanted, the
+best first (measured on an H200)."""
+_ASK_COST = 2
+"""Label groups scanned in the time of asking for one proposal."""
 
 _SHARED_HITS = 384
 """Hits from which on it is worth a barrier that each block of a cluster writes some (measured on an H200)."""
+
+BUCKET_PLACES, TABLE_FAN_OUT = 8, 64
+"""Places of a bucket of the child table, and the fan-out from which on a node's children are in it."""
 
 _BUSHY = 14
 """Mean fan-out of the root's children from which on the second step is worth a cluster, however narrow the
@@ -80,9 +83,11 @@ SEARCH = np.dtype(
     align=True,
 )  # fmt: skip
 
+CHILD_TABLE = np.dtype([("places", "u8"), ("num_buckets", "u4"), ("fan_out", "u4")], align=True)
+
 BATCH = np.dtype(
     [
-        ("trie", TRIE), ("search", SEARCH), ("tags", "u8"), ("heads", "u8"),
+        ("trie", TRIE), ("search", SEARCH), ("tags", "u8"), ("heads", "u8"), ("children", CHILD_TABLE),
         ("root_table", "u8"), ("tokens", "u8"), ("logprobs", "u8"),
         ("beam_widths", "u8"), ("result_limits", "u8"), ("step_counts", "u8"), ("stage", "u8"),
         ("counters", "u8"), ("history", "u8"),
@@ -92,7 +97,7 @@ BATCH = np.dtype(
         ("scan_limit", "u4"), ("num_queries", "u4"), ("num_steps", "u4"), ("num_slots", "u4"), ("max_depth", "u4"),
         ("token_bytes", "u4"), ("logprob_bytes", "u4"), ("beam_capacity", "u4"), ("result_capacity", "u4"),
         ("candidate_places", "u4"), ("result_places", "u4"), ("log2_table", "i4"), ("heavy_groups", "u4"),
-        ("part_groups", "u4"), ("search_cost", "u4"), ("shared_hits", "u4"),
+        ("pairs_per_beam", "u4"), ("ask_cost", "u4"), ("shared_hits", "u4"),
     ],
     align=True,
 )  # fmt: skip
@@ -156,9 +161,13 @@ class Launch:
             batch[name] = getattr(self, name)
         batch["workspace_bytes"] = self.workspace_bytes
         lanes = self.num_threads - 32 * _ROW_WARPS
-        part_turns = _PART_TURNS if self.blocks_per_group == 1 else _CLUSTER_PART_TURNS
-        batch["heavy_groups"], batch["part_groups"] = _HEAVY_TURNS * lanes, part_turns * lanes
-        batch["search_cost"], batch["shared_hits"] = _SEARCH_COST, _SHARED_HITS
+        batch["heavy_groups"], batch["pairs_per_beam"] = _HEAVY_TURNS * lanes, _PAIRS_PER_BEAM
+        batch["ask_cost"], batch["shared_hits"] = _ASK_COST, _SHARED_HITS
+
+
+def scan_limit(num_slots: int) -> int:
+    """The largest fan-out that is scanned; of a larger one each of a row's proposals is asked for."""
+    return max(TABLE_FAN_OUT, 8 * _ASK_COST * num_slots)
 
 
 def root_end(louds: npt.NDArray[np.uint64]) -> int:
@@ -292,10 +301,10 @@ def _choose(shape: Shape, num_queries: int, arch: int, num_multiprocessors: int,
         if label_groups >= _HEAVY_CLUSTER:
             rounds = 2 if shape.beam_width >= _TWO_ROUNDS else 1
             if num_queries <= rounds * at_once:
-                return "parts_cluster8"
+                return "pairs_cluster8"
         elif num_queries <= at_once:
             return "search_cluster8"
         elif num_queries <= _clusters_at_once(num_multiprocessors, 4):
             return "search_cluster4"
-    kind = "parts" if label_groups >= _HEAVY_BLOCK else "search"
+    kind = "pairs" if label_groups >= _HEAVY_BLOCK else "search"
     return f"{kind}_block" if is_small and num_queries > num_multiprocessors else f"{kind}_alone"

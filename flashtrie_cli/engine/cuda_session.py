@@ -10,15 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flashtrie_cli.engine.cuda_layout import BATCH, PACKED, Launch, Shape, fill_plan, plan_launch
+from flashtrie_cli.engine.cuda_layout import BATCH, PACKED, Launch, Shape, fill_plan, plan_launch, scan_limit
 from flashtrie_cli.engine.cuda_loader import load_kernels
 from flashtrie_cli.engine.cuda_trie import DeviceTrie
 from flashtrie_cli.errors import EngineUnavailable
 from flashtrie_cli.query.plan import SearchPlan
-
-_MIN_SCAN_LIMIT = 1 << 14
-_SCAN_PER_SLOT = 64
-"""A fan-out beyond this many times the slots is searched once per proposal: scanned labels are that much cheaper."""
 
 _KEPT_LAUNCHES = 64
 
@@ -105,7 +101,8 @@ class SearchSession:
             trie.root_table, trie.root_shift, trie.root_places,
         )  # fmt: skip
         batch["root_last"], batch["tags"], batch["heads"] = trie.root_last, trie.tags, trie.heads
-        batch["scan_limit"] = max(_MIN_SCAN_LIMIT, _SCAN_PER_SLOT * self.num_slots)
+        batch["children"] = trie.children
+        batch["scan_limit"] = scan_limit(self.num_slots)
         batch["num_steps"], batch["num_slots"], batch["max_depth"] = (
             self.num_steps,
             self.num_slots,
@@ -226,8 +223,8 @@ class SearchSession:
         function = self._functions.get(kernel)
         if function is None:
             module = self._module
-            if kernel.startswith("parts_") and not self._is_given:
-                module = load_kernels("search_parts", self.trie.device)
+            if kernel.startswith("pairs_") and not self._is_given:
+                module = load_kernels("search_pairs", self.trie.device)
             function = self._functions[kernel] = module.get_function(kernel)
             function.prepare([BATCH])
             # The function is every session's: as much as there is, not as much as this one needs.

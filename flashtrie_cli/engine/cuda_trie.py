@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flashtrie_cli.engine.cuda_layout import TRIE, root_end
+from flashtrie_cli.engine.cuda_layout import BUCKET_PLACES, CHILD_TABLE, TABLE_FAN_OUT, TRIE, root_end
 from flashtrie_cli.engine.cuda_loader import Device, load_kernels
 from flashtrie_cli.errors import EngineUnavailable
 
@@ -15,16 +15,19 @@ _MAX_ROOT_PLACES = 1 << 22
 _MIN_ROOT_FAN_OUT = 4096
 """A smaller root is scanned like any other node."""
 
+_BUCKET_LOAD = 5
+"""Children a bucket of the child table, of the eight that it has room for: one in a hundred overflows."""
+
 _CHUNK_BYTES = 64 << 20
 
 
 class DeviceTrie:
     """``trie``: the native trie (``CpuEngine.trie``). ``view`` is what the kernels take; ``size`` in bytes.
 
-    ``root_table``: only the search kernels want one.
+    ``for_search``: with the tables that only the search kernels want.
     """
 
-    def __init__(self, trie: Any, device: Device, *, root_table: bool = True):
+    def __init__(self, trie: Any, device: Device, *, for_search: bool = True):
         self.device = device
         self.depth = int(trie.depth)
         self.num_nodes = int(trie.num_nodes)
@@ -55,9 +58,12 @@ class DeviceTrie:
         self.tags, self.heads = self._allocate(4 * self.num_nodes + 64), self._allocate(8 * num_lines)
         self._tag_nodes()
         self.root_last = root_end(arrays["louds"])
+        self.children: npt.NDArray[Any] = np.zeros((), CHILD_TABLE)
         self.root_table, self.root_shift, self.root_places = 0, 0, 0
-        if root_table and self.root_last > _MIN_ROOT_FAN_OUT:
-            self._build_root_table(trie)
+        if for_search:
+            self._build_child_table()
+            if self.root_last > _MIN_ROOT_FAN_OUT:
+                self._build_root_table(trie)
         self.size = sum(self._sizes)
 
     def _check_room(self, needed: int) -> None:
@@ -102,6 +108,29 @@ class DeviceTrie:
         function.prepared_call(
             (-(-self.num_nodes // 256), 1), (256, 1, 1), self.view.tobytes(), self.tags, self.heads
         )
+
+    def _build_child_table(self) -> None:
+        """Of the children of wide nodes (``cuda/flashtrie/child_table.cuh``)."""
+        import pycuda.driver as cuda
+
+        module = load_kernels("search", self.device)
+        blocks = (-(-self.num_nodes // 256), 1)
+        counter = cuda.mem_alloc(4)
+        cuda.memset_d8(int(counter), 0, 4)
+        count = module.get_function("count_children")
+        count.prepare([self.view.dtype, np.uint32, np.uint64])
+        count.prepared_call(blocks, (256, 1, 1), self.view.tobytes(), TABLE_FAN_OUT, int(counter))
+        num_children = np.zeros(1, np.uint32)
+        cuda.memcpy_dtoh(num_children, int(counter))
+        num_buckets = int(num_children[0]) // _BUCKET_LOAD + 1
+        num_bytes = 4 * BUCKET_PLACES * num_buckets
+        places = self._allocate(num_bytes)
+        cuda.memset_d32(places, 0, num_bytes // 4)
+        self.children["places"], self.children["num_buckets"] = places, num_buckets
+        self.children["fan_out"] = TABLE_FAN_OUT
+        put = module.get_function("put_in_table")
+        put.prepare([self.view.dtype, self.children.dtype, np.uint64])
+        put.prepared_call(blocks, (256, 1, 1), self.view.tobytes(), self.children.tobytes(), places)
 
     def _build_root_table(self, trie: Any) -> None:
         largest = self._root_label(trie)

@@ -103,7 +103,7 @@ def open_trie_steps(
     from flashtrie_cli.engine.cuda_trie import DeviceTrie
 
     if resident is None or resident.device.ordinal != device:
-        resident = DeviceTrie(trie, cuda_loader.open_device(device), root_table=False)
+        resident = DeviceTrie(trie, cuda_loader.open_device(device), for_search=False)
     return CudaTrieSteps(trie, resident, steps, eos, vocab_size)
 
 

@@ -169,12 +169,19 @@ class EmulatedDriver(types.ModuleType):
     def memset_d8(self, address: int, value: int, count: int) -> None:
         ctypes.memset(int(address), value, count)
 
+    def memset_d32(self, address: int, value: int, count: int) -> None:
+        assert value == 0
+        ctypes.memset(int(address), 0, 4 * count)
+
     def memcpy_htod(self, address: Any, array: np.ndarray) -> None:
         assert array.flags.c_contiguous
         ctypes.memmove(int(address), array.ctypes.data, array.nbytes)
 
     def memcpy_htod_async(self, address: Any, array: np.ndarray, stream: Any = None) -> None:
         self.memcpy_htod(address, array)
+
+    def memcpy_dtoh(self, array: np.ndarray, address: Any) -> None:
+        self.memcpy_dtoh_async(array, address)
 
     def memcpy_dtoh_async(self, array: np.ndarray, address: Any, stream: Any = None) -> None:
         assert array.flags.c_contiguous
@@ -191,7 +198,7 @@ class EmulatedDriver(types.ModuleType):
             self.captured.append(name)
             return
         self.seed += 1
-        if name != "tag_nodes":
+        if name not in ("tag_nodes", "count_children", "put_in_table"):
             self.launched.append(name)
         if name == "build_root_table":
             view, root_last, shift, places, table = arguments
@@ -203,6 +210,17 @@ class EmulatedDriver(types.ModuleType):
         if name == "tag_nodes":
             view, tags, heads = arguments
             self.library.emulate_tags(ctypes.c_char_p(view), ctypes.c_void_p(tags), ctypes.c_void_p(heads))
+            return
+        if name == "count_children":
+            view, fan_out, counter = arguments
+            count = self.library.emulate_count_children(ctypes.c_char_p(view), ctypes.c_uint32(fan_out))
+            ctypes.c_uint32.from_address(counter).value = count
+            return
+        if name == "put_in_table":
+            view, children, places = arguments
+            self.library.emulate_put_in_table(
+                ctypes.c_char_p(view), ctypes.c_char_p(children), ctypes.c_void_p(places)
+            )
             return
         batch = ctypes.create_string_buffer(arguments[0], BATCH.itemsize)
         if name == "pack_hits":

@@ -20,12 +20,12 @@ int emulate_search(const SearchBatch* batch, const char* kernel, uint32_t num_bl
   const std::string name = kernel;
   auto run = [&](auto search, uint32_t blocks) { return simt::launch(num_blocks, blocks, num_threads, shared_bytes, seed, search) ? 0 : 1; };
   if (name == "search_block") return run([&](unsigned char* shared) { GroupSearch<1, 16, kShared>(*batch, shared).run(); }, 1);
-  if (name == "parts_block") return run([&](unsigned char* shared) { GroupSearch<1, 16, kParts>(*batch, shared).run(); }, 1);
+  if (name == "pairs_block") return run([&](unsigned char* shared) { GroupSearch<1, 16, kPairs>(*batch, shared).run(); }, 1);
   if (name == "search_alone") return run([&](unsigned char* shared) { GroupSearch<1, 20, kShared>(*batch, shared).run(); }, 1);
-  if (name == "parts_alone") return run([&](unsigned char* shared) { GroupSearch<1, 20, kParts>(*batch, shared).run(); }, 1);
+  if (name == "pairs_alone") return run([&](unsigned char* shared) { GroupSearch<1, 20, kPairs>(*batch, shared).run(); }, 1);
   if (name == "search_spill") return run([&](unsigned char* shared) { GroupSearch<1, 16, kSpills>(*batch, shared).run(); }, 1);
   if (name == "search_cluster4") return run([&](unsigned char* shared) { GroupSearch<4, 20, kShared>(*batch, shared).run(); }, 4);
-  if (name == "parts_cluster8") return run([&](unsigned char* shared) { GroupSearch<8, 20, kParts>(*batch, shared).run(); }, 8);
+  if (name == "pairs_cluster8") return run([&](unsigned char* shared) { GroupSearch<8, 20, kPairs>(*batch, shared).run(); }, 8);
   if (name == "search_cluster8") return run([&](unsigned char* shared) { GroupSearch<8, 20, kShared>(*batch, shared).run(); }, 8);
   return 2;
 }
@@ -44,6 +44,24 @@ void emulate_root_table(const TrieView* trie, uint32_t root_last, int shift, uin
 void emulate_tags(const TrieView* trie, uint32_t* tags, LineHead* heads) {
   for (uint32_t node = 0; node < trie->num_nodes; ++node) tags[node] = make_tag(*trie, node);
   for (uint32_t line = 0; line * kLineNodes < trie->num_nodes; ++line) heads[line] = make_head(*trie, line);
+}
+
+uint32_t emulate_count_children(const TrieView* trie, uint32_t fan_out) {
+  uint32_t count = 0;
+  for (uint32_t node = 0; node < trie->num_nodes; ++node) {
+    const uint32_t children = child_range(*trie, node).fan_out();
+    if (children >= fan_out) count += children;
+  }
+  return count;
+}
+
+void emulate_put_in_table(const TrieView* trie, const ChildTable* table, uint32_t* places) {
+  simt::launch(1, 1, 32, 64, 1, [&](unsigned char*) {
+    for (uint32_t node = 0; node < trie->num_nodes; ++node) {
+      const ChildRange range = child_range(*trie, node);
+      if (range.fan_out() >= table->fan_out) put_children(*trie, *table, places, range, simt::lane(), 32);
+    }
+  });
 }
 
 // Barriers of a block and of a group, and reads of 16, 8, 4 and 2 bytes and touches, since the last call.

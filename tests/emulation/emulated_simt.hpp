@@ -269,6 +269,12 @@ inline uint32_t atomic_exchange(uint32_t* at, uint32_t value) {
   *at = value;
   return before;
 }
+inline uint32_t atomic_replace(uint32_t* at, uint32_t expected, uint32_t value) {
+  maybe_yield();
+  const uint32_t before = *at;
+  if (before == expected) *at = value;
+  return before;
+}
 inline uint32_t atomic_increment(uint32_t* at, uint32_t last) {
   maybe_yield();
   const uint32_t before = *at;

@@ -63,8 +63,8 @@ class EmulatedEngine:
         self.library, self.kernel, self.shared_bytes = library, kernel, shared_bytes
         self.trie = trie
         self.places: tuple[int, int] | None = None
-        self.scan_limit = 1 << 14
-        self.parts: tuple[int, int, int] | None = None
+        self.scan_limit, self.table_fan_out = 1 << 14, 2
+        self.pairs: tuple[int, int, int] | None = None
         self.shared_hits: int | None = None
         self.uses_root_table = True
         labels = np.zeros(
@@ -115,6 +115,18 @@ class EmulatedEngine:
         batch["root_table"], batch["root_shift"], batch["root_places"] = table.ctypes.data, shift, places
         return table
 
+    def _child_table(self, batch: Any, fan_out: int) -> Any:
+        """So full that many a bucket overflows."""
+        view, children = ctypes.c_void_p(self.view.ctypes.data), batch["children"]
+        count = self.library.emulate_count_children(view, ctypes.c_uint32(fan_out))
+        children["num_buckets"], children["fan_out"] = count // 6 + 1, fan_out
+        table = np.zeros((8 * (count // 6 + 1) + 8), np.uint32)
+        table = table[-table.ctypes.data // 4 % 8 :][: 8 * (count // 6 + 1)]
+        children["places"] = table.ctypes.data
+        pointers = (ctypes.c_void_p(array.ctypes.data) for array in (children, table))
+        self.library.emulate_put_in_table(view, *pointers)
+        return table
+
     def search(
         self,
         tokens: Any,
@@ -140,8 +152,8 @@ class EmulatedEngine:
         launch.fill(batch)
         if self.places:
             batch["candidate_places"], batch["result_places"] = self.places
-        if self.parts:
-            batch["heavy_groups"], batch["part_groups"], batch["search_cost"] = self.parts
+        if self.pairs:
+            batch["heavy_groups"], batch["pairs_per_beam"], batch["ask_cost"] = self.pairs
         if self.shared_hits is not None:
             batch["shared_hits"] = self.shared_hits
         batch["trie"] = self.view
@@ -161,6 +173,7 @@ class EmulatedEngine:
         search["length_factors"] = factors.ctypes.data
         table = self._root_table(batch)
         batch["root_last"], batch["scan_limit"] = self.root_last, self.scan_limit
+        children = self._child_table(batch, min(self.table_fan_out, self.scan_limit))
         batch["num_queries"], batch["num_steps"], batch["num_slots"], batch["max_depth"] = (
             *tokens.shape,
             depth,
@@ -206,7 +219,7 @@ class EmulatedEngine:
         assert code == 0, f"emulation ended with {code}"
         assert not arrays["counters"].any()
         self.bad_slots = arrays["bad_slots"]
-        del table
+        del table, children
         return self._pack(batch, arrays, seed)
 
     def _pack(self, batch: Any, arrays: dict[str, Any], seed: int) -> SearchResults:

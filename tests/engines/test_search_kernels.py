@@ -27,7 +27,7 @@ from emulator import EmulatedEngine
 
 KERNELS = {
     "search_block": 1, "search_alone": 1, "search_spill": 1, "search_cluster4": 4,
-    "parts_block": 1, "parts_alone": 1, "parts_cluster8": 8,
+    "pairs_block": 1, "pairs_alone": 1, "pairs_cluster8": 8,
 }  # fmt: skip
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to compile the kernels with")
@@ -54,7 +54,7 @@ def test_the_same_bytes_as_cpu(
     engine = emulated(library, cpu, kernel)
     engine.uses_root_table = data.draw(st.booleans()) and max([0, *(t for key in keys for t in key)]) < 2048
     engine.scan_limit = data.draw(st.sampled_from((1, 1 << 14)))
-    engine.parts = data.draw(st.sampled_from((None, (1, 1, 0), (2, 1, 1), (3, 2, 0))))
+    engine.pairs = data.draw(st.sampled_from((None, (1, 1, 0), (2, 1, 1), (1, 3, 99))))
     engine.shared_hits = data.draw(st.sampled_from((None, 0)))
     found = engine.search(tokens, logprobs, plan, num_blocks=KERNELS[kernel], seed=seed)
     assert found.identical(cpu.search(tokens, logprobs, plan))
@@ -73,7 +73,7 @@ def random_grids(
     return tokens, -rng.integers(1, scores, shape).astype(np.float32) / 4
 
 
-@pytest.mark.parametrize("kernel", ["search_alone", "search_spill", "search_cluster4", "parts_cluster8"])
+@pytest.mark.parametrize("kernel", ["search_alone", "search_spill", "search_cluster4", "pairs_cluster8"])
 @pytest.mark.parametrize("scores", [2, 1000])
 def test_pools_that_fill_up_and_scores_that_are_all_alike(
     library: ctypes.CDLL, kernel: str, scores: int
@@ -91,7 +91,7 @@ def test_pools_that_fill_up_and_scores_that_are_all_alike(
 
 
 @pytest.mark.parametrize(
-    "kernel", ["search_block", "search_alone", "search_cluster4", "parts_block", "parts_alone"]
+    "kernel", ["search_block", "search_alone", "search_cluster4", "pairs_block", "pairs_alone"]
 )
 @pytest.mark.parametrize("steps_apart", [1, 40])
 def test_floors_drop_nothing_that_counts(library: ctypes.CDLL, kernel: str, steps_apart: int) -> None:
@@ -105,18 +105,18 @@ def test_floors_drop_nothing_that_counts(library: ctypes.CDLL, kernel: str, step
     logprobs = (np.float32(-1) - step * rng.integers(0, 12, tokens.shape)).astype(np.float32)
     for plan in (SearchPlan(beam_width=130), SearchPlan(beam_width=90, num_results=300, alpha=0.0)):
         engine = emulated(library, cpu, kernel)
-        engine.parts = (24, 12, 0) if kernel.startswith("parts") else None
+        engine.pairs = (24, 1, 0) if kernel.startswith("pairs") else None
         found = engine.search(tokens, logprobs, plan, num_blocks=KERNELS[kernel])
         assert found.identical(cpu.search(tokens, logprobs, plan))
 
 
-@pytest.mark.parametrize("kernel", [kernel for kernel in sorted(KERNELS) if kernel.startswith("parts")])
-@pytest.mark.parametrize("parts", [(1, 1, 0), (64, 16, 0), (64, 16, 1), (200, 50, 4)])
+@pytest.mark.parametrize("kernel", [kernel for kernel in sorted(KERNELS) if kernel.startswith("pairs")])
+@pytest.mark.parametrize("pairs", [(1, 1, 0), (64, 16, 0), (64, 16, 1), (200, 50, 4)])
 @pytest.mark.parametrize("falls", [True, False], ids=["falling", "shuffled"])
-def test_a_frontier_in_parts(
-    library: ctypes.CDLL, kernel: str, parts: tuple[int, int, int], falls: bool
+def test_a_frontier_by_pairs(
+    library: ctypes.CDLL, kernel: str, pairs: tuple[int, int, int], falls: bool
 ) -> None:
-    """Wide nodes, scanned or searched for the proposals that floors leave; rows in order, or not; tokens twice."""
+    """Wide nodes, scanned or asked for the proposals above a bar, then above floors; rows in order, or not; tokens twice."""
     rng = np.random.default_rng(4)
     keys = [(int(a), int(b), *rest) for a in range(40) for b in rng.permutation(300)[: rng.integers(1, 250)]
             for rest in ((), (int(b) % 7,))]  # fmt: skip
@@ -132,12 +132,13 @@ def test_a_frontier_in_parts(
         SearchPlan(beam_width=33, num_results=2000),
     ):
         engine = emulated(library, cpu, kernel)
-        engine.parts = parts
+        engine.pairs = pairs
+        engine.table_fan_out = 150 if pairs[1] == 2 else 2
         found = engine.search(tokens, logprobs, plan, num_blocks=KERNELS[kernel], seed=7)
         assert found.identical(cpu.search(tokens, logprobs, plan))
 
 
-@pytest.mark.parametrize("kernel", ["search_cluster4", "parts_cluster8"])
+@pytest.mark.parametrize("kernel", ["search_cluster4", "pairs_cluster8"])
 @pytest.mark.parametrize("num_results", [1, 8, 61, 384, 1000, 3000])
 def test_hits_that_blocks_share_in_writing(library: ctypes.CDLL, kernel: str, num_results: int) -> None:
     """More and fewer hits than wanted; shares that end within a bin; depths 1 to 4; very many scores alike."""
@@ -250,9 +251,9 @@ def test_what_is_too_large_names_the_cpu_engine(shape: Shape) -> None:
     [
         (100, 1, 4.0, "search_alone"), (100, 500, 4.0, "search_block"), (100, 1, 59.0, "search_cluster8"),
         (1000, 15, 4.0, "search_cluster8"), (1000, 16, 4.0, "search_cluster4"), (1000, 30, 4.0, "search_cluster4"),
-        (1000, 31, 4.0, "search_alone"), (1000, 1, 900.0, "parts_cluster8"), (1000, 30, 900.0, "parts_cluster8"),
-        (1000, 31, 900.0, "parts_alone"), (100, 15, 900.0, "parts_cluster8"), (100, 16, 900.0, "parts_alone"),
-        (100, 500, 900.0, "parts_block"),
+        (1000, 31, 4.0, "search_alone"), (1000, 1, 900.0, "pairs_cluster8"), (1000, 30, 900.0, "pairs_cluster8"),
+        (1000, 31, 900.0, "pairs_alone"), (100, 15, 900.0, "pairs_cluster8"), (100, 16, 900.0, "pairs_alone"),
+        (100, 500, 900.0, "pairs_block"),
     ],
 )  # fmt: skip
 def test_the_kernel_of_a_batch(beam_width: int, queries: int, fan_out: float, kernel: str) -> None:
