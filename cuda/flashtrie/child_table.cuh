@@ -25,6 +25,28 @@ FT_HD uint32_t child_bucket(uint32_t num_buckets, uint32_t first_child, uint32_t
   return static_cast<uint32_t>(static_cast<uint64_t>(hash) * num_buckets >> 32);
 }
 
+// What a bucket says of the children of a node.
+struct BucketView {
+  uint32_t node;          // one of them
+  uint32_t num_siblings;  // of so many
+  bool is_full;           // others may be in the next bucket
+};
+
+FT_DEVICE BucketView look_into(const ChildTable& table, uint32_t bucket, ChildRange range) {
+  const uint32_t* places = table.places + static_cast<uint64_t>(bucket) * kBucketPlaces;
+  const simt::Quad low = simt::load_quad(places), high = simt::load_quad(places + 4);
+  const uint32_t entries[kBucketPlaces] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  BucketView view{0, 0, true};
+#pragma unroll
+  for (uint32_t i = 0; i < kBucketPlaces; ++i) {
+    const bool is_sibling = entries[i] - range.first < range.fan_out();
+    view.node = is_sibling ? entries[i] : view.node;
+    view.num_siblings += is_sibling;
+    view.is_full &= entries[i] != 0;
+  }
+  return view;
+}
+
 // The child of a node that is in the table with this label, or kNoNode.
 FT_DEVICE uint32_t find_in_table(const ChildTable& table, const TrieView& trie, const uint32_t* tags, ChildRange range,
                                  uint32_t token) {
@@ -35,25 +57,15 @@ FT_DEVICE uint32_t find_in_table(const ChildTable& table, const TrieView& trie, 
   uint32_t bucket = child_bucket(table.num_buckets, range.first, token);
 #pragma unroll 1
   for (;;) {
+    const BucketView view = look_into(table, bucket, range);
+    if (view.num_siblings > 0 && has_label(view.node)) return view.node;
     const uint32_t* places = table.places + static_cast<uint64_t>(bucket) * kBucketPlaces;
-    const simt::Quad low = simt::load_quad(places), high = simt::load_quad(places + 4);
-    const uint32_t entries[kBucketPlaces] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    uint32_t node = 0, num_siblings = 0;
-    bool is_full = true;
-#pragma unroll
-    for (uint32_t i = 0; i < kBucketPlaces; ++i) {
-      const bool is_sibling = entries[i] - range.first < range.fan_out();
-      node = is_sibling ? entries[i] : node;
-      num_siblings += is_sibling;
-      is_full &= entries[i] != 0;
-    }
-    if (num_siblings > 0 && has_label(node)) return node;
 #pragma unroll 1
-    for (uint32_t i = 0; num_siblings > 1 && i < kBucketPlaces; ++i) {
+    for (uint32_t i = 0; view.num_siblings > 1 && i < kBucketPlaces; ++i) {
       const uint32_t other = simt::load_word(places + i);
       if (other - range.first < range.fan_out() && has_label(other)) return other;
     }
-    if (!is_full) return kNoNode;
+    if (!view.is_full) return kNoNode;
     bucket = bucket + 1 < table.num_buckets ? bucket + 1 : 0;
   }
 }

@@ -95,6 +95,7 @@ FT_DEVICE typename GroupSearch<kBlocks, kWarps, kMode>::Window GroupSearch<kBloc
     window.wanted = window.node != kNoNode ? kFound : 0;
     return window;
   }
+  if (kMode == kPairs && (from_beam.start & kAsks)) return ask(window, from_beam, place);
   if (from_beam.start & kAsks) {
     window.node = look_for_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), beam, place);
     window.wanted = window.node != kNoNode ? kFound : 0;
@@ -131,6 +132,49 @@ FT_DEVICE bool GroupSearch<kBlocks, kWarps, kMode>::can_reach(float score) const
   return can_end_ && rank_key(total * factor_, 0) >= control().floors[1];
 }
 
+// Asks for the child that a slot leads to, unless it cannot pass the bar or the floors: which bucket of the table it would be
+// in. Whether it is there, `answer` sees when the bucket has come, and whether it is the right one, `judge`.
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE typename GroupSearch<kBlocks, kWarps, kMode>::Window GroupSearch<kBlocks, kWarps, kMode>::ask(
+    Window window, const Beam& beam, uint32_t slot) const {
+  if (slot >= batch_.num_slots || beam.first == beam.last) return window;
+  const uint32_t token = table(step_).tokens[slot];
+  const float logprob = table(step_).logprobs[slot];
+  if (token == kNoToken || is_below_bar(beam.score, logprob) || !can_reach(beam.score + logprob)) return window;
+  window.node = child_bucket(batch_.children.num_buckets, beam.first, token);
+  window.labels = {beam.first, beam.last, slot, 0};
+  window.wanted = kAsked;
+  simt::touch(batch_.children.places + static_cast<uint64_t>(window.node) * kBucketPlaces, touched());
+  return window;
+}
+
+// The matches of a window that asks.
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::answer(Cursor& cursor) const {
+  const Window& window = cursor.loaded;
+  if (window.wanted != kAsked) return;
+  const ChildRange range = {window.labels.x, window.labels.y};
+  BucketView view = look_into(batch_.children, window.node, range);
+  if (view.is_full || view.num_siblings > 1)
+    view.node = look_further_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), range.first, range.fan_out(), window.labels.z);
+  else if (view.num_siblings == 0)
+    view.node = kNoNode;
+  cursor.mask = view.node != kNoNode;
+  if (view.node == kNoNode) return;
+  cursor.node = view.node;
+  cursor.beam |= (window.labels.z + 1) << 16;
+  simt::touch(simt::at(batch_.tags, view.node), touched());
+  simt::touch(simt::at(batch_.heads, view.node >> 6), touched());
+  simt::touch(simt::at(batch_.trie.label_low, view.node & ~1u), touched());
+}
+
+// The child that a slot leads to, wherever in the table it is, or kNoNode.
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::look_further(uint32_t first_child, uint32_t fan_out, uint32_t slot) const {
+  const ChildRange range = {first_child, first_child + fan_out};
+  return find_in_table(batch_.children, batch_.trie, batch_.tags, range, table(step_).tokens[slot]);
+}
+
 // Which of a group's labels share their low half with a proposal.
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::test_window(Cursor& cursor) const {
@@ -138,7 +182,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::test_window(Cursor& cursor) 
   cursor.beam = window.beam;
   cursor.node = window.node;
   cursor.mask = window.wanted == kFound;
-  if (!simt::any(window.wanted != 0 && window.wanted != kFound)) return;
+  if (kMode == kPairs) answer(cursor);
+  if (!simt::any(window.wanted != 0 && window.wanted < kFound)) return;
   const uint32_t* bitmap = table(step_).bitmap;
   const uint32_t pairs[4] = {window.labels.x, window.labels.y, window.labels.z, window.labels.w};
   uint32_t mask = 0;
@@ -147,7 +192,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::test_window(Cursor& cursor) 
     mask |= static_cast<uint32_t>(bitmap_test(bitmap, pairs[i] & 0xffff)) << (2 * i);
     mask |= static_cast<uint32_t>(bitmap_test(bitmap, pairs[i] >> 16)) << (2 * i + 1);
   }
-  if (window.wanted != kFound) cursor.mask = mask & window.wanted;
+  if (window.wanted < kFound) cursor.mask = mask & window.wanted;
 }
 
 // The last beam that starts at or before a label group, by a search of the whole warp.
@@ -179,13 +224,10 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::own_token(uint32_t slot)
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::look_for(uint32_t from, uint32_t slot) const {
   const Beam& beam = beams()[from];
-  if (kMode == kPairs && (slot >= batch_.num_slots || beam.first == beam.last)) return kNoNode;
   const uint32_t token = load_token(grid_ + static_cast<uint64_t>(step_) * batch_.num_slots + slot);
   const uint64_t best = token == kNoToken ? 0 : table(step_).find(token);
   if (best == 0 || StepTable::slot_of(best) != slot) return kNoNode;  // an earlier slot has the same with a better log-prob
-  const float logprob = StepTable::logprob_of(best);
-  if (kMode == kPairs && is_below_bar(beam.score, logprob)) return kNoNode;
-  if (!can_reach(beam.score + logprob)) return kNoNode;
+  if (!can_reach(beam.score + StepTable::logprob_of(best))) return kNoNode;
   return find_in_table(batch_.children, batch_.trie, batch_.tags, {beam.first, beam.last}, token);
 }
 
@@ -213,7 +255,8 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::find_root_child(uint32_t
 // Judges a match a lane, and puts what is a candidate or a result into the pools. All that it asks of the trie it asks
 // at once; the scan has touched most of it.
 template <int kBlocks, int kWarps, Mode kMode>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::judge(bool here, uint32_t node, uint32_t beam) {
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::judge(bool here, uint32_t node, uint32_t beam_and_slot) {
+  const uint32_t beam = kMode == kPairs ? beam_and_slot & 0xffff : beam_and_slot, asked = beam_and_slot >> 16;
   const uint32_t* tags = simt::at(batch_.tags, node);
   const uint32_t tag = simt::load_word(tags), before = simt::load_word(tags - 1);
   const simt::Pair head = simt::load_pair(simt::at(batch_.heads, node >> 6));
@@ -222,7 +265,9 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::judge(bool here, uint32_t no
 
   const uint64_t best = table(step_).find(low | tag >> kTagHighShift << 16);
   const float score = beam_score + StepTable::logprob_of(best);
-  const bool passes = here && best != 0 && score > batch_.search.sequence_threshold;
+  // A child that was asked for by slot may be another's, or an earlier slot has the same token with a better log-prob.
+  const bool is_right = kMode != kPairs || asked == 0 || StepTable::slot_of(best) == asked - 1;
+  const bool passes = here && best != 0 && is_right && score > batch_.search.sequence_threshold;
   const uint32_t link = beam << kLinkBeamShift | simt::rank<kBlocks>() << kLinkBlockShift | StepTable::slot_of(best);
   const uint64_t candidate_floor = control().floors[0], result_floor = control().floors[1];
 

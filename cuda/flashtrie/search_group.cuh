@@ -43,6 +43,7 @@ class GroupSearch : private SearchState {
   FT_DEVICE void check_rows(uint32_t from);
   FT_DEVICE uint32_t find_beam(uint32_t group) const;
   FT_DEVICE uint32_t look_for(uint32_t beam, uint32_t slot) const;
+  FT_DEVICE uint32_t look_further(uint32_t first_child, uint32_t fan_out, uint32_t slot) const;
   FT_DEVICE void raise_floor(int which, uint32_t share);
   FT_DEVICE uint64_t pool_cut(int which, uint32_t n);
   FT_DEVICE uint64_t search_cut(int which, uint32_t n);
@@ -51,6 +52,7 @@ class GroupSearch : private SearchState {
   FT_DEVICE void first_round();
   FT_DEVICE void raise_floors();
   FT_DEVICE void next_round();
+  FT_DEVICE void begin_round(uint32_t step, bool is_first, uint32_t wanted);
   FT_DEVICE void write_other_tokens(uint32_t link, uint32_t depth, uint32_t* to) const;
   FT_DEVICE const SearchState& state() const { return *this; }
 
@@ -60,9 +62,9 @@ class GroupSearch : private SearchState {
     simt::Quad labels;
     uint32_t node;    // of the first of the eight labels
     uint32_t beam;
-    uint32_t wanted;  // which of the eight are the beam's children; kFound: `node` itself is a match
+    uint32_t wanted;  // which of the eight are the beam's children; kFound: `node` itself is a match; kAsked: see `ask`
   };
-  static constexpr uint32_t kFound = 1u << 8;
+  static constexpr uint32_t kFound = 1u << 8, kAsked = 1u << 9;
   static constexpr uint32_t kExpandWarps = kWarps - kRowWarps;
 
   // A beam of the next frontier, and what it will have there.
@@ -85,7 +87,7 @@ class GroupSearch : private SearchState {
     Window loaded;
     uint32_t mask;    // matches of this lane's group not yet queued
     uint32_t node;    // the group's first node
-    uint32_t beam;
+    uint32_t beam;     // and above it, where a slot has been asked for, one more than that
     uint32_t queued;
   };
 
@@ -117,7 +119,9 @@ class GroupSearch : private SearchState {
   FT_DEVICE bool can_reach(float score) const;
   FT_DEVICE uint32_t own_token(uint32_t slot) const;
   FT_DEVICE uint32_t find_root_child(uint32_t slot) const;
-  FT_DEVICE void judge(bool here, uint32_t node, uint32_t beam);
+  FT_DEVICE Window ask(Window window, const Beam& beam, uint32_t slot) const;
+  FT_DEVICE void answer(Cursor& cursor) const;
+  FT_DEVICE void judge(bool here, uint32_t node, uint32_t beam_and_slot);
   FT_DEVICE bool is_full() const;
   FT_DEVICE void call_again(uint32_t why);
   FT_DEVICE uint32_t window_stride() const { return step_ == 0 ? kBlocks * kExpandWarps : kExpandWarps; }
@@ -143,15 +147,13 @@ class GroupSearch : private SearchState {
   FT_DEVICE void note_windows(uint32_t beam, uint32_t start, uint32_t groups);
 
   // search_pairs.cuh
+  FT_DEVICE uint32_t first_pairs() const;
   FT_DEVICE bool is_heavy() const;
   FT_DEVICE bool has_rest() const { return control().round.goes_on != 0; }
-  FT_DEVICE void begin_round(uint32_t step, bool is_first, uint32_t wanted);
   FT_DEVICE float missing(int which, uint32_t n) const;
-  FT_DEVICE float find_bar(uint32_t step, uint32_t wanted);
-  FT_DEVICE uint32_t num_slots_above(uint32_t step, float beam_score, float bar) const;
-  FT_DEVICE uint32_t num_usable_slots(uint32_t step, float beam_score) const;
+  FT_DEVICE float find_bar(uint32_t step, uint32_t wanted, float below);
   template <typename Reaches>
-  FT_DEVICE uint32_t first_slots(uint32_t step, float beam_score, const Reaches& reaches) const;
+  FT_DEVICE uint32_t num_slots_where(uint32_t step, float beam_score, const Reaches& reaches) const;
   FT_DEVICE bool is_below_bar(float beam_score, float logprob) const;
 
   // search_finish.cuh
@@ -393,6 +395,7 @@ FT_DEVICE bool GroupSearch<kBlocks, kWarps, kMode>::step() {
     if (is_through && has_rest()) {
       next_round_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state());
       num_label_groups_ = control().round.label_groups;
+      if (kBlocks == 1 && num_label_groups_ == 0 && !has_rest()) break;
       cursor = Cursor{};
       cursor.window = warp;
     }

@@ -68,6 +68,16 @@ FT_OUTLINE void next_round_outlined(const SearchBatch& batch, unsigned char* sha
   GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).next_round();
 }
 template <int kBlocks, int kWarps, Mode kMode>
+FT_OUTLINE void begin_round_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state, uint32_t step,
+                                     bool is_first, uint32_t wanted) {
+  GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).begin_round(step, is_first, wanted);
+}
+template <int kBlocks, int kWarps, Mode kMode>
+FT_OUTLINE uint32_t look_further_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state,
+                                          uint32_t first_child, uint32_t fan_out, uint32_t slot) {
+  return GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).look_further(first_child, fan_out, slot);
+}
+template <int kBlocks, int kWarps, Mode kMode>
 FT_OUTLINE void sort_crowded_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state,
                                       uint32_t count) {
   GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).sort_crowded(count);

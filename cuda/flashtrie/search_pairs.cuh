@@ -8,14 +8,21 @@
 
 namespace flashtrie {
 
-constexpr uint32_t kBarBeams = 128;    // that stand for all, when a bar is chosen
+constexpr uint32_t kBarBeams = 128;      // that stand for all, when a bar is chosen
 constexpr uint32_t kMostPairs = 1u << 24;  // are above a bar
-constexpr float kBarSpan = 64.0f;      // bars are looked for so far below the best pair
 constexpr float kPairMargin = 1.5f, kLeastGrowth = 1.5f, kMostGrowth = 32.0f;  // of a round's pairs, as long as there are no floors
 
+// Pairs of the first round, of this block.
+template <int kBlocks, int kWarps, Mode kMode>
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::first_pairs() const {
+  const uint32_t most = beam_width_ > result_limit_ ? beam_width_ : result_limit_;
+  return (most * batch_.pairs_per_beam + kBlocks - 1) / kBlocks;
+}
+
+// Whether scanning the frontier costs more than its first round.
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE bool GroupSearch<kBlocks, kWarps, kMode>::is_heavy() const {
-  return num_label_groups_ >= batch_.heavy_groups;
+  return num_label_groups_ >= batch_.heavy_groups + first_pairs() * batch_.ask_cost;
 }
 
 // The next frontier, laid out anew: its first round. A barrier of the block before; ends with one.
@@ -26,9 +33,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::first_round() {
 #pragma unroll 1
   for (uint32_t slot = simt::thread() + 1; slot < batch_.num_slots; slot += kWarps * 32) rises |= !(logprobs[slot - 1] >= logprobs[slot]);
   if (rises) control().round.rises = 1;
-  const uint32_t most = beam_width_ > result_limit_ ? beam_width_ : result_limit_;
   simt::sync_block();
-  begin_round(step_ + 1, true, (most * batch_.pairs_per_beam + kBlocks - 1) / kBlocks);
+  begin_round_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), step_ + 1, true, first_pairs());
 }
 
 // Raises both floors to the bins in which the group's last wanted entries lie. A barrier of the block before; ends
@@ -50,10 +56,17 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::raise_floors() {
 // The round after one that is through: above a lower bar, or what the floors leave. Ends with a barrier of the block.
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::next_round() {
+  PairRound* round = &control().round;
+  if ((is_last_ || control().floors[0] != 0) && (!can_end_ || control().floors[1] != 0) && !can_reach(round->bar)) {
+    simt::sync_block();  // it has been read
+    if (simt::thread() == 0) round->goes_on = round->label_groups = 0;
+    return simt::sync_block();
+  }
   const float candidates_missing = is_last_ || control().floors[0] != 0 ? 0 : missing(0, beam_width_);
   const float results_missing = !can_end_ || control().floors[1] != 0 ? 0 : missing(1, result_limit_);
   const float times = candidates_missing > results_missing ? candidates_missing : results_missing;
-  begin_round(step_, false, times == 0 ? kNoSlot : static_cast<uint32_t>(control().round.wanted * times));
+  begin_round_outlined<kBlocks, kWarps, kMode>(
+      batch_, shared_, state(), step_, false, times == 0 ? kNoSlot : static_cast<uint32_t>(control().round.wanted * times));
 }
 
 // How many times as many pairs it takes, by what has been found so far, to find more than n.
@@ -65,9 +78,9 @@ FT_DEVICE float GroupSearch<kBlocks, kWarps, kMode>::missing(int which, uint32_t
 
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::begin_round(uint32_t step, bool is_first, uint32_t wanted) {
-  const float before = control().round.bar;
+  const float before = is_first ? INFINITY : control().round.bar;
   const bool rises = control().round.rises != 0;
-  const float bar = wanted < kMostPairs ? find_bar(step, wanted) : -INFINITY;
+  const float bar = wanted < kMostPairs ? find_bar(step, wanted, before) : -INFINITY;
   PairRound* round = &control().round;
   simt::sync_block();
   if (simt::thread() == 0) *round = {bar, wanted, rises, bar > -INFINITY, 0, 0};
@@ -77,8 +90,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::begin_round(uint32_t step, b
     Beam beam = beams()[at];
     if (!is_first && !(beam.start & kAsks)) beam.last = beam.first;  // all its children have been scanned
     const ChildRange range = {beam.first, beam.last};
-    const uint32_t done = is_first ? 0 : num_slots_above(step, beam.score, before);
-    const uint32_t upto = bar > -INFINITY ? num_slots_above(step, beam.score, bar) : num_usable_slots(step, beam.score);
+    const uint32_t done = is_first ? 0 : num_slots_where(step, beam.score, [&](float score) { return score >= before; });
+    const uint32_t upto = num_slots_where(step, beam.score, [&](float score) { return bar > -INFINITY ? score >= bar : can_reach(score); });
     beam.start = history(step - 1)[at];
     if (range.fan_out() == 0 || upto <= done) return Arrival{beam, 1 | kAsks, done};  // a slot below the bar or the floors
     has_work = true;
@@ -92,61 +105,37 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::begin_round(uint32_t step, b
   simt::sync_block();
 }
 
-// A score that about so many pairs of this block's beams reach; -INFINITY where all do not come to that. All warps, each
-// of which tries another bar, twice.
+// A score below another that about so many pairs of this block's beams reach; -INFINITY where all do not come to that. Each warp
+// tries another bar, the log-prob of some slot behind a middling beam.
 template <int kBlocks, int kWarps, Mode kMode>
-FT_DEVICE float GroupSearch<kBlocks, kWarps, kMode>::find_bar(uint32_t step, uint32_t wanted) {
-  constexpr uint32_t kBeamsALane = kBarBeams / 32;
+FT_DEVICE float GroupSearch<kBlocks, kWarps, kMode>::find_bar(uint32_t step, uint32_t wanted, float below) {
   const uint32_t lane = simt::lane(), warp = simt::thread() >> 5;
   const uint32_t stride = (num_beams_ + kBarBeams - 1) / kBarBeams;
-  float scores[kBeamsALane];
-  uint32_t best = 0, worst = 0;  // complement of the latter
-#pragma unroll
-  for (uint32_t i = 0; i < kBeamsALane; ++i) {
-    const uint32_t at = (i * 32 + lane) * stride;
-    scores[i] = at < num_beams_ ? beams()[at].score : -INFINITY;
-    const uint32_t ordered = ordered_score(scores[i]);
-    best = at < num_beams_ && ordered > best ? ordered : best;
-    worst = at < num_beams_ && ~ordered > worst ? ~ordered : worst;
-  }
-  float high = score_of(simt::reduce_max(best)) + score_of(control().best_logprobs[step & 1]);
-  float low = score_of(~simt::reduce_max(worst)) + table(step).logprobs[batch_.num_slots - 1];
-  if (!(low > high - kBarSpan)) low = high - kBarSpan;
+  uint32_t middle = 0;
 #pragma unroll 1
-  for (int pass = 0; pass < 2; ++pass) {
-    const float width = (high - low) / kWarps;
-    uint32_t count = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < kBeamsALane; ++i) count += num_slots_above(step, scores[i], high - width * (warp + 1));
-    count = simt::reduce_add(count) * stride;
-    if (lane == 0) control().warp_sums[warp] = count;
-    simt::sync_block();
-    const uint32_t enough = simt::ballot(lane < kWarps && control().warp_sums[lane] >= wanted);
-    if (enough == 0) return -INFINITY;
-    const uint32_t first = simt::lowest_one(enough);
-    low = high - width * (first + 1);
-    high -= width * first;
-    simt::sync_block();  // the sums have been read
-  }
-  return low;
+  for (uint32_t at = lane * stride; at < num_beams_; at += 32 * stride) middle += ordered_score(beams()[at].score) / kBarBeams;
+  middle = simt::reduce_add(middle) / ((num_beams_ + stride - 1) / stride) * kBarBeams;
+  auto bar_of = [&](uint32_t trial) {
+    const float share = static_cast<float>(trial + 1) / kWarps;
+    return score_of(middle) + table(step).logprobs[static_cast<uint32_t>(share * share * share * (batch_.num_slots - 1))];
+  };
+  const float bar = bar_of(warp);
+  uint32_t count = 0;
+#pragma unroll 1
+  for (uint32_t at = lane * stride; at < num_beams_; at += 32 * stride)
+    count += num_slots_where(step, beams()[at].score, [&](float score) { return score >= bar; });
+  count = simt::reduce_add(count) * stride;
+  if (lane == 0) control().warp_sums[warp] = count;
+  simt::sync_block();
+  const uint32_t enough = simt::ballot(lane < kWarps && control().warp_sums[lane] >= wanted && bar_of(lane) < below);
+  return enough == 0 ? -INFINITY : bar_of(simt::lowest_one(enough));
 }
 
-// How many slots of a row lead a beam of this score to at least the bar; of a row whose log-probs rise somewhere all, if
-// its best one does.
-template <int kBlocks, int kWarps, Mode kMode>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::num_slots_above(uint32_t step, float beam_score, float bar) const {
-  return first_slots(step, beam_score, [&](float score) { return score >= bar; });
-}
-
-// The same for the floors.
-template <int kBlocks, int kWarps, Mode kMode>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::num_usable_slots(uint32_t step, float beam_score) const {
-  return first_slots(step, beam_score, [&](float score) { return can_reach(score); });
-}
-
+// How many slots of a row lead a beam of this score to one that `reaches`; of a row whose log-probs rise somewhere all, if its
+// best one does.
 template <int kBlocks, int kWarps, Mode kMode>
 template <typename Reaches>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::first_slots(uint32_t step, float beam_score, const Reaches& reaches) const {
+FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::num_slots_where(uint32_t step, float beam_score, const Reaches& reaches) const {
   if (control().round.rises) return reaches(beam_score + score_of(control().best_logprobs[step & 1])) ? batch_.num_slots : 0;
   const float* logprobs = table(step).logprobs;
   uint32_t low = 0, high = batch_.num_slots;

@@ -75,13 +75,16 @@ template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::put_slot(uint32_t row, uint32_t slot, uint32_t token,
                                                                   float logprob) {
   if (!(logprob < INFINITY)) simt::atomic_max(&control().bad_slot, ~(row * batch_.num_slots + slot));
-  // Of all, so that heavy frontiers can tell how many lead above a bar.
-  if (slot < batch_.num_slots) table(row).logprobs[slot] = logprob;
-  if (!slot_extends(batch_.trie, batch_.search, token, logprob)) return 0;
+  const bool extends = slot_extends(batch_.trie, batch_.search, token, logprob);
+  if (kMode == kPairs && slot < batch_.num_slots) {  // whatever it is, so that the row can be asked by slot
+    table(row).tokens[slot] = extends ? token : kNoToken;
+    table(row).logprobs[slot] = logprob;
+  }
+  if (!extends) return 0;
   // The root's children of the first row are looked for next.
   if (row == 0 && batch_.root_table && token >> batch_.root_shift < batch_.root_places)
     simt::prefetch(batch_.root_table + (token >> batch_.root_shift));
-  table(row).insert(token, slot);
+  table(row).insert(token, logprob, slot);
   return ordered_score(logprob);
 }
 

@@ -33,11 +33,12 @@ struct StepTable {
       reinterpret_cast<simt::Quad*>(heads)[i] = {kNoToken, kNoToken, kNoToken, kNoToken};
   }
 
-  // Threads insert at once, each another slot, whose log-prob is there.
-  FT_DEVICE void insert(uint32_t token, uint32_t slot) const {
+  // Threads insert at once, each another slot.
+  FT_DEVICE void insert(uint32_t token, float logprob, uint32_t slot) const {
     const uint32_t low = token & 0xffff;
     simt::atomic_or(&bitmap[low >> 5], 1u << (low & 31));
     tokens[slot] = token;
+    logprobs[slot] = logprob;
     next[slot] = static_cast<uint16_t>(simt::atomic_exchange(&heads[token_hash(token, log2_size)], slot));
   }
 
