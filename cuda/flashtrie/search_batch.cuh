@@ -65,7 +65,7 @@ struct SearchBatch {
   uint32_t result_places;        // at least result_capacity and as many more
   int32_t log2_table;            // places of a step table: at least twice num_slots
   uint32_t heavy_groups;         // label groups of a block's frontier from which on it is expanded by pairs
-  uint32_t pairs_per_beam;       // of the first round
+  uint32_t bar_slot;             // whose log-prob sets the bar of its first round
   uint32_t ask_cost;             // label groups scanned in the time of asking for one proposal
   uint32_t shared_hits;          // hits from which on the blocks of a cluster share in writing them
 };
@@ -73,7 +73,7 @@ struct SearchBatch {
 // Which pairs of a beam and a proposal a heavy frontier is expanded by now.
 struct PairRound {
   float bar;              // those that reach it, and were in no round before
-  uint32_t wanted;        // so many were to reach it
+  uint32_t slot;          // whose log-prob has set it
   uint32_t rises;         // somewhere in the row a log-prob is larger than the one before
   uint32_t goes_on;       // there is another round; in the last one, floors take the bar's place
   uint32_t has_work;

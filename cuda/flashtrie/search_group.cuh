@@ -52,7 +52,7 @@ class GroupSearch : private SearchState {
   FT_DEVICE void first_round();
   FT_DEVICE void raise_floors();
   FT_DEVICE void next_round();
-  FT_DEVICE void begin_round(uint32_t step, bool is_first, uint32_t wanted);
+  FT_DEVICE void begin_round(uint32_t step, bool is_first, uint32_t slot);
   FT_DEVICE void write_other_tokens(uint32_t link, uint32_t depth, uint32_t* to) const;
   FT_DEVICE const SearchState& state() const { return *this; }
 
@@ -147,11 +147,10 @@ class GroupSearch : private SearchState {
   FT_DEVICE void note_windows(uint32_t beam, uint32_t start, uint32_t groups);
 
   // search_pairs.cuh
-  FT_DEVICE uint32_t first_pairs() const;
   FT_DEVICE bool is_heavy() const;
   FT_DEVICE bool has_rest() const { return control().round.goes_on != 0; }
   FT_DEVICE float missing(int which, uint32_t n) const;
-  FT_DEVICE float find_bar(uint32_t step, uint32_t wanted, float below);
+  FT_DEVICE float bar_at(uint32_t step, uint32_t slot) const;
   template <typename Reaches>
   FT_DEVICE uint32_t num_slots_where(uint32_t step, float beam_score, const Reaches& reaches) const;
   FT_DEVICE bool is_below_bar(float beam_score, float logprob) const;

@@ -69,8 +69,8 @@ FT_OUTLINE void next_round_outlined(const SearchBatch& batch, unsigned char* sha
 }
 template <int kBlocks, int kWarps, Mode kMode>
 FT_OUTLINE void begin_round_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state, uint32_t step,
-                                     bool is_first, uint32_t wanted) {
-  GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).begin_round(step, is_first, wanted);
+                                     bool is_first, uint32_t slot) {
+  GroupSearch<kBlocks, kWarps, kMode>(batch, shared, state).begin_round(step, is_first, slot);
 }
 template <int kBlocks, int kWarps, Mode kMode>
 FT_OUTLINE uint32_t look_further_outlined(const SearchBatch& batch, unsigned char* shared, const SearchState state,

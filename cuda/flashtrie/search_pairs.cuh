@@ -8,21 +8,12 @@
 
 namespace flashtrie {
 
-constexpr uint32_t kBarBeams = 128;      // that stand for all, when a bar is chosen
-constexpr uint32_t kMostPairs = 1u << 24;  // are above a bar
-constexpr float kPairMargin = 1.5f, kLeastGrowth = 1.5f, kMostGrowth = 32.0f;  // of a round's pairs, as long as there are no floors
+constexpr uint32_t kBarBeams = 128;  // that stand for all, when a bar is chosen
+constexpr float kPairMargin = 1.5f, kLeastGrowth = 1.5f, kMostGrowth = 32.0f;  // of a bar's slot, as long as there are no floors
 
-// Pairs of the first round, of this block.
-template <int kBlocks, int kWarps, Mode kMode>
-FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::first_pairs() const {
-  const uint32_t most = beam_width_ > result_limit_ ? beam_width_ : result_limit_;
-  return (most * batch_.pairs_per_beam + kBlocks - 1) / kBlocks;
-}
-
-// Whether scanning the frontier costs more than its first round.
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE bool GroupSearch<kBlocks, kWarps, kMode>::is_heavy() const {
-  return num_label_groups_ >= batch_.heavy_groups + first_pairs() * batch_.ask_cost;
+  return num_label_groups_ >= batch_.heavy_groups;
 }
 
 // The next frontier, laid out anew: its first round. A barrier of the block before; ends with one.
@@ -34,7 +25,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::first_round() {
   for (uint32_t slot = simt::thread() + 1; slot < batch_.num_slots; slot += kWarps * 32) rises |= !(logprobs[slot - 1] >= logprobs[slot]);
   if (rises) control().round.rises = 1;
   simt::sync_block();
-  begin_round_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), step_ + 1, true, first_pairs());
+  begin_round_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state(), step_ + 1, true, batch_.bar_slot);
 }
 
 // Raises both floors to the bins in which the group's last wanted entries lie. A barrier of the block before; ends
@@ -66,7 +57,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::next_round() {
   const float results_missing = !can_end_ || control().floors[1] != 0 ? 0 : missing(1, result_limit_);
   const float times = candidates_missing > results_missing ? candidates_missing : results_missing;
   begin_round_outlined<kBlocks, kWarps, kMode>(
-      batch_, shared_, state(), step_, false, times == 0 ? kNoSlot : static_cast<uint32_t>(control().round.wanted * times));
+      batch_, shared_, state(), step_, false, times == 0 ? kNoSlot : static_cast<uint32_t>((round->slot + 1) * times));
 }
 
 // How many times as many pairs it takes, by what has been found so far, to find more than n.
@@ -77,13 +68,13 @@ FT_DEVICE float GroupSearch<kBlocks, kWarps, kMode>::missing(int which, uint32_t
 }
 
 template <int kBlocks, int kWarps, Mode kMode>
-FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::begin_round(uint32_t step, bool is_first, uint32_t wanted) {
+FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::begin_round(uint32_t step, bool is_first, uint32_t slot) {
   const float before = is_first ? INFINITY : control().round.bar;
   const bool rises = control().round.rises != 0;
-  const float bar = wanted < kMostPairs ? find_bar(step, wanted, before) : -INFINITY;
+  const float bar = slot < batch_.num_slots ? fminf(bar_at(step, slot), before) : -INFINITY;
   PairRound* round = &control().round;
   simt::sync_block();
-  if (simt::thread() == 0) *round = {bar, wanted, rises, bar > -INFINITY, 0, 0};
+  if (simt::thread() == 0) *round = {bar, slot, rises, bar > -INFINITY, 0, 0};
   simt::sync_block();
   bool has_work = false;
   const uint32_t groups = lay_out(step, 0, num_beams_, [&](uint32_t at) {
@@ -105,30 +96,15 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::begin_round(uint32_t step, b
   simt::sync_block();
 }
 
-// A score below another that about so many pairs of this block's beams reach; -INFINITY where all do not come to that. Each warp
-// tries another bar, the log-prob of some slot behind a middling beam.
+// The score that a slot of the row gives a middling beam of this block. Over all beams some two pairs a beam and slot up to
+// this one reach it, 4 to 10 for the third.
 template <int kBlocks, int kWarps, Mode kMode>
-FT_DEVICE float GroupSearch<kBlocks, kWarps, kMode>::find_bar(uint32_t step, uint32_t wanted, float below) {
-  const uint32_t lane = simt::lane(), warp = simt::thread() >> 5;
+FT_DEVICE float GroupSearch<kBlocks, kWarps, kMode>::bar_at(uint32_t step, uint32_t slot) const {
   const uint32_t stride = (num_beams_ + kBarBeams - 1) / kBarBeams;
-  uint32_t middle = 0;
+  uint32_t sum = 0;
 #pragma unroll 1
-  for (uint32_t at = lane * stride; at < num_beams_; at += 32 * stride) middle += ordered_score(beams()[at].score) / kBarBeams;
-  middle = simt::reduce_add(middle) / ((num_beams_ + stride - 1) / stride) * kBarBeams;
-  auto bar_of = [&](uint32_t trial) {
-    const float share = static_cast<float>(trial + 1) / kWarps;
-    return score_of(middle) + table(step).logprobs[static_cast<uint32_t>(share * share * share * (batch_.num_slots - 1))];
-  };
-  const float bar = bar_of(warp);
-  uint32_t count = 0;
-#pragma unroll 1
-  for (uint32_t at = lane * stride; at < num_beams_; at += 32 * stride)
-    count += num_slots_where(step, beams()[at].score, [&](float score) { return score >= bar; });
-  count = simt::reduce_add(count) * stride;
-  if (lane == 0) control().warp_sums[warp] = count;
-  simt::sync_block();
-  const uint32_t enough = simt::ballot(lane < kWarps && control().warp_sums[lane] >= wanted && bar_of(lane) < below);
-  return enough == 0 ? -INFINITY : bar_of(simt::lowest_one(enough));
+  for (uint32_t at = simt::lane() * stride; at < num_beams_; at += 32 * stride) sum += ordered_score(beams()[at].score) / kBarBeams;
+  return score_of(simt::reduce_add(sum) / ((num_beams_ + stride - 1) / stride) * kBarBeams) + table(step).logprobs[slot];
 }
 
 // How many slots of a row lead a beam of this score to one that `reaches`; of a row whose log-probs rise somewhere all, if its

@@ -1,4 +1,4 @@
-// The search kernels for tries with heavy fan-outs: frontiers are expanded in parts, best beams first. Kernels of their own,
+// The search kernels for tries with heavy fan-outs: frontiers are expanded by pairs, best ones first. Kernels of their own,
 // since what they can do more costs all steps registers and instructions.
 #include "flashtrie/search_launch.cuh"
 

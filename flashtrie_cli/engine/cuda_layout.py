@@ -44,10 +44,12 @@ _ROW_WARPS = 4
 _CONTROL_BYTES = 2528
 _STARTS_BEHIND = 36
 _SPILL_BUDGET = 8192
-_HEAVY_TURNS, _PAIRS_PER_BEAM = 4, 6
-"""Windows a warp of a frontier that is expanded by pairs, and of these as many for each beam or result that is wanted, the
-best first (measured on an H200)."""
-_ASK_COST = 2
+_HEAVY_TURNS, _HEAVY_BEAM = 4, 6
+"""Windows a warp, and beside them label groups for each beam or result that is wanted, from which on a frontier is expanded
+by pairs (measured on an H200)."""
+_BAR_SLOT = 3
+"""The slot whose log-prob, behind a middling beam, is the bar of the first round's pairs (measured on an H200)."""
+_ASK_COST = 4
 """Label groups scanned in the time of asking for one proposal."""
 
 _SHARED_HITS = 384
@@ -61,10 +63,7 @@ _BUSHY = 14
 beam: titles have 59, a load of 20 M keys over 2.2 M tokens 4."""
 _HEAVY_FAN_OUT, _HEAVY_BLOCK, _HEAVY_CLUSTER = 48, 700, 10_000
 """From this mean fan-out of the root's children on, and so many label groups that a frontier of them has, the kernels
-that expand it in parts are the faster ones, a block or a cluster a query (measured on an H200)."""
-_TWO_ROUNDS = 512
-"""Beam width from which on two rounds of clusters that go by parts beat a block a query (measured on an H200:
-at 1000 they are, at 300 no more)."""
+that expand it by pairs are the faster ones, a block or a cluster a query (measured on an H200)."""
 _CANDIDATE_BYTES, _RESULT_BYTES = 20, 18
 
 TRIE = np.dtype(
@@ -97,7 +96,7 @@ BATCH = np.dtype(
         ("scan_limit", "u4"), ("num_queries", "u4"), ("num_steps", "u4"), ("num_slots", "u4"), ("max_depth", "u4"),
         ("token_bytes", "u4"), ("logprob_bytes", "u4"), ("beam_capacity", "u4"), ("result_capacity", "u4"),
         ("candidate_places", "u4"), ("result_places", "u4"), ("log2_table", "i4"), ("heavy_groups", "u4"),
-        ("pairs_per_beam", "u4"), ("ask_cost", "u4"), ("shared_hits", "u4"),
+        ("bar_slot", "u4"), ("ask_cost", "u4"), ("shared_hits", "u4"),
     ],
     align=True,
 )  # fmt: skip
@@ -161,7 +160,9 @@ class Launch:
             batch[name] = getattr(self, name)
         batch["workspace_bytes"] = self.workspace_bytes
         lanes = self.num_threads - 32 * _ROW_WARPS
-        batch["heavy_groups"], batch["pairs_per_beam"] = _HEAVY_TURNS * lanes, _PAIRS_PER_BEAM
+        most = max(self.beam_capacity, self.result_capacity)
+        batch["heavy_groups"] = _HEAVY_TURNS * lanes + _HEAVY_BEAM * most // self.blocks_per_group
+        batch["bar_slot"] = _BAR_SLOT
         batch["ask_cost"], batch["shared_hits"] = _ASK_COST, _SHARED_HITS
 
 
@@ -233,7 +234,7 @@ def plan_launch(
     """The kernel for a batch and its sizes. ``shared_bytes``: most that a block may have; ``kernel`` forces one.
 
     ``fan_out``: mean, of the root's children, so of the beams of the second step. A cluster a query while the
-    device has multiprocessors to spare for it, else one block a query; frontiers in parts where they are heavy;
+    device has multiprocessors to spare for it, else one block a query; frontiers by pairs where they are heavy;
     frontier and pools in global memory where they don't fit into shared memory. UsageError for what no kernel holds.
     """
     shape.check()
@@ -296,15 +297,11 @@ def _clusters_at_once(num_multiprocessors: int, blocks: int) -> int:
 def _choose(shape: Shape, num_queries: int, arch: int, num_multiprocessors: int, fan_out: float) -> str:
     is_small = max(shape.beam_width, shape.num_results, shape.num_slots) <= _SMALL
     label_groups = fan_out * shape.beam_width / 8 if fan_out >= _HEAVY_FAN_OUT else 0.0
-    if arch >= 90 and (fan_out > _BUSHY or not is_small):
-        at_once = _clusters_at_once(num_multiprocessors, 8)
-        if label_groups >= _HEAVY_CLUSTER:
-            rounds = 2 if shape.beam_width >= _TWO_ROUNDS else 1
-            if num_queries <= rounds * at_once:
-                return "pairs_cluster8"
-        elif num_queries <= at_once:
-            return "search_cluster8"
-        elif num_queries <= _clusters_at_once(num_multiprocessors, 4):
-            return "search_cluster4"
     kind = "pairs" if label_groups >= _HEAVY_BLOCK else "search"
+    # Few pairs of few beams are no work for a cluster.
+    if arch >= 90 and (not is_small or (fan_out > _BUSHY and kind == "search")):
+        if num_queries <= _clusters_at_once(num_multiprocessors, 8):
+            return "pairs_cluster8" if label_groups >= _HEAVY_CLUSTER else "search_cluster8"
+        if num_queries <= _clusters_at_once(num_multiprocessors, 4) and label_groups < _HEAVY_CLUSTER:
+            return "search_cluster4"
     return f"{kind}_block" if is_small and num_queries > num_multiprocessors else f"{kind}_alone"

@@ -64,6 +64,17 @@ void emulate_put_in_table(const TrieView* trie, const ChildTable* table, uint32_
   });
 }
 
+// Over all nodes in the table, tokens for which it finds something else than find_child.
+uint32_t differences_of_table(const TrieView* trie, const uint32_t* tags, const ChildTable* table, const uint32_t* tokens, uint32_t count) {
+  uint32_t different = 0;
+  for (uint32_t node = 0; node < trie->num_nodes; ++node) {
+    const ChildRange range = child_range(*trie, node);
+    for (uint32_t i = 0; range.fan_out() >= table->fan_out && i < count; ++i)
+      different += find_in_table(*table, *trie, tags, range, tokens[i]) != find_child(*trie, range, tokens[i]);
+  }
+  return different;
+}
+
 // Barriers of a block and of a group, and reads of 16, 8, 4 and 2 bytes and touches, since the last call.
 void take_counts(uint64_t* to) {
   const simt::Counts& c = simt::counts();

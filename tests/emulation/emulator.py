@@ -127,6 +127,14 @@ class EmulatedEngine:
         self.library.emulate_put_in_table(view, *pointers)
         return table
 
+    def differences_of_table(self, fan_out: int, tokens: np.ndarray[Any, Any]) -> int:
+        batch = np.zeros((), BATCH)
+        table = self._child_table(batch, fan_out)
+        children = batch["children"]
+        assert (table.reshape(-1, 8) != 0).all(axis=1).any(), "no bucket is full"
+        pointers = (ctypes.c_void_p(array.ctypes.data) for array in (self.view, self._tags, children, tokens))
+        return int(self.library.differences_of_table(*pointers, ctypes.c_uint32(len(tokens))))
+
     def search(
         self,
         tokens: Any,
@@ -153,7 +161,7 @@ class EmulatedEngine:
         if self.places:
             batch["candidate_places"], batch["result_places"] = self.places
         if self.pairs:
-            batch["heavy_groups"], batch["pairs_per_beam"], batch["ask_cost"] = self.pairs
+            batch["heavy_groups"], batch["bar_slot"], batch["ask_cost"] = self.pairs
         if self.shared_hits is not None:
             batch["shared_hits"] = self.shared_hits
         batch["trie"] = self.view

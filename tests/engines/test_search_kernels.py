@@ -138,6 +138,17 @@ def test_a_frontier_by_pairs(
         assert found.identical(cpu.search(tokens, logprobs, plan))
 
 
+@pytest.mark.parametrize("fan_out", [1, 2, 40])
+def test_the_table_of_wide_nodes_finds_what_a_binary_search_finds(library: ctypes.CDLL, fan_out: int) -> None:
+    """So full that buckets overflow; labels on both sides of 16 bits; tokens that no child has."""
+    rng = np.random.default_rng(12)
+    keys = [(int(a), int(b)) for a in range(50) for b in rng.integers(0, 90_000, rng.integers(1, 120))]
+    cpu, _ = engines(keys)
+    engine = emulated(library, cpu, "search_block")
+    tokens = np.array(sorted({b for _, b in keys}) + [1, 65_535, 65_536, 89_999], np.uint32)
+    assert engine.differences_of_table(fan_out, tokens) == 0
+
+
 @pytest.mark.parametrize("kernel", ["search_cluster4", "pairs_cluster8"])
 @pytest.mark.parametrize("num_results", [1, 8, 61, 384, 1000, 3000])
 def test_hits_that_blocks_share_in_writing(library: ctypes.CDLL, kernel: str, num_results: int) -> None:
@@ -249,15 +260,15 @@ def test_what_is_too_large_names_the_cpu_engine(shape: Shape) -> None:
 @pytest.mark.parametrize(
     ("beam_width", "queries", "fan_out", "kernel"),
     [
-        (100, 1, 4.0, "search_alone"), (100, 500, 4.0, "search_block"), (100, 1, 59.0, "search_cluster8"),
+        (100, 1, 4.0, "search_alone"), (100, 500, 4.0, "search_block"), (100, 1, 59.0, "pairs_alone"),
+        (100, 1, 30.0, "search_cluster8"), (256, 15, 59.0, "search_cluster8"), (256, 30, 59.0, "search_cluster4"),
         (1000, 15, 4.0, "search_cluster8"), (1000, 16, 4.0, "search_cluster4"), (1000, 30, 4.0, "search_cluster4"),
-        (1000, 31, 4.0, "search_alone"), (1000, 1, 900.0, "pairs_cluster8"), (1000, 30, 900.0, "pairs_cluster8"),
-        (1000, 31, 900.0, "pairs_alone"), (100, 15, 900.0, "pairs_cluster8"), (100, 16, 900.0, "pairs_alone"),
-        (100, 500, 900.0, "pairs_block"),
+        (1000, 31, 4.0, "search_alone"), (1000, 1, 900.0, "pairs_cluster8"), (1000, 16, 900.0, "pairs_alone"),
+        (100, 132, 900.0, "pairs_alone"), (100, 133, 900.0, "pairs_block"),
     ],
 )  # fmt: skip
 def test_the_kernel_of_a_batch(beam_width: int, queries: int, fan_out: float, kernel: str) -> None:
-    """Clusters for few queries and wide beams or bushy tries, parts where the second step is heavy."""
+    """Clusters for few queries and wide beams or bushy tries, pairs where the second step is heavy."""
     shape = Shape(beam_width, beam_width, beam_width, 8)
     launch = plan_launch(
         shape, queries, arch=90, num_multiprocessors=132, shared_bytes=227 << 10, fan_out=fan_out
