@@ -45,8 +45,8 @@ _CONTROL_BYTES = 2528
 _STARTS_BEHIND = 36
 _SPILL_BUDGET = 8192
 _HEAVY_TURNS, _HEAVY_BEAM = 4, 6
-"""Windows a warp, and beside them label groups for each beam or result that is wanted, from which on a frontier is expanded
-by pairs (measured on an H200)."""
+"""Windows a warp, and beside them label groups for each beam or result that is wanted, from which on a frontier is
+expanded by pairs (measured on an H200)."""
 _BAR_SLOT = 3
 """The slot whose log-prob, behind a middling beam, is the bar of the first round's pairs (measured on an H200)."""
 _ASK_COST = 4

@@ -116,7 +116,7 @@ def test_floors_drop_nothing_that_counts(library: ctypes.CDLL, kernel: str, step
 def test_a_frontier_by_pairs(
     library: ctypes.CDLL, kernel: str, pairs: tuple[int, int, int], falls: bool
 ) -> None:
-    """Wide nodes, scanned or asked for the proposals above a bar, then above floors; rows in order, or not; tokens twice."""
+    """Wide nodes, scanned or asked for what is above a bar, then above floors; rows in order, or not; tokens twice."""
     rng = np.random.default_rng(4)
     keys = [(int(a), int(b), *rest) for a in range(40) for b in rng.permutation(300)[: rng.integers(1, 250)]
             for rest in ((), (int(b) % 7,))]  # fmt: skip
@@ -145,7 +145,7 @@ def test_the_table_of_wide_nodes_finds_what_a_binary_search_finds(library: ctype
     keys = [(int(a), int(b)) for a in range(50) for b in rng.integers(0, 90_000, rng.integers(1, 120))]
     cpu, _ = engines(keys)
     engine = emulated(library, cpu, "search_block")
-    tokens = np.array(sorted({b for _, b in keys}) + [1, 65_535, 65_536, 89_999], np.uint32)
+    tokens = np.array([*sorted({b for _, b in keys}), 1, 65_535, 65_536, 89_999], np.uint32)
     assert engine.differences_of_table(fan_out, tokens) == 0
 
 
