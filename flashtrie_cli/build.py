@@ -82,7 +82,6 @@ class BuildReport:
     counts: dict[str, Any] = field(default_factory=dict)
     file_size: int = 0
     digest: str = ""
-    sections: tuple[layout.Section, ...] = ()
     has_tails: bool = False
     folding_ratio: float = 1.0
     seconds: dict[str, float] = field(default_factory=dict)
@@ -291,10 +290,10 @@ class _Build:
                     with writer.section(name, element_size=size if size > 1 else 0) as put:
                         self.builder.read(name, layout.FRAME_SIZE, _both(digest.update, put))
             self._write_tokenizer(writer, digest)
+            self._check_vocabulary(writer)
             writer.add_json(layout.META, self._meta(counts, digest.hexdigest()))
         self.report.file_size = writer.file_size
         self.report.digest = writer.digest
-        self.report.sections = writer.sections
 
     def _write_tokenizer(self, writer: IndexWriter, digest: Any) -> None:
         if isinstance(self.tokenizer, WordVocabulary):
@@ -304,6 +303,17 @@ class _Build:
         elif isinstance(self.tokenizer, HuggingFaceTokenizer):
             digest.update(self.tokenizer.payload)
             writer.add(layout.TOKENIZER, np.frombuffer(self.tokenizer.payload, np.uint8))
+
+    def _check_vocabulary(self, writer: IndexWriter) -> None:
+        """What a reader would refuse is not written: hundreds of MiB of words that are nearly all the same."""
+        for section in writer.sections:
+            is_text = section.name in (layout.WORD_TEXT, layout.WORD_ENDS, layout.TOKENIZER)
+            if is_text and not layout.has_sound_size(section, self.report.counts["num_nodes"]):
+                raise InputError(
+                    f"its words would compress more than {layout.MAX_TEXT_RATIO} times, which no reader believes",
+                    file=self.path,
+                    hint="--codec raw",
+                )
 
     def _meta(self, counts: dict[str, Any], digest: str) -> dict[str, Any]:
         kept = ["num_keys", "num_nodes", "num_tokens", "num_highs", "high_width", "depth"]

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 WALK_BATCH = 1 << 14
 
-MAX_TEXT_RATIO = 1000
-"""Text compresses tenfold, not a thousandfold."""
-
 META_FIELDS = {
     "num_keys": int,
     "num_nodes": int,
@@ -217,13 +214,13 @@ class Index:
     def _load_vocabulary(self) -> FrozenVocabulary | HuggingFaceTokenizer | None:
         kind = self.meta["tokenizer"]
         if kind == "words":
-            self._check_ratio(layout.WORD_TEXT)
-            self._check_ratio(layout.WORD_ENDS)
+            self._check_size(layout.WORD_TEXT)
+            self._check_size(layout.WORD_ENDS)
             text = self.file.array(layout.WORD_TEXT, np.uint8, threads=self.threads)
             ends = self.file.array(layout.WORD_ENDS, np.int64, threads=self.threads)
             return FrozenVocabulary(text, np.concatenate((np.zeros(1, np.int64), ends)), self.path)
         if kind == "hf":
-            self._check_ratio(layout.TOKENIZER)
+            self._check_size(layout.TOKENIZER)
             try:
                 return HuggingFaceTokenizer.from_index(self.file.bytes(layout.TOKENIZER), self.path)
             except UsageError:
@@ -232,11 +229,10 @@ class Index:
             self._refuse(f"has an unknown tokenizer {kind!r}")
         return None
 
-    def _check_ratio(self, name: str) -> None:
-        """No count bounds these sections, so a few bytes must not unpack to gigabytes."""
-        section = self.file.section(name)
-        if section.raw_size > (1 << 20) + MAX_TEXT_RATIO * section.stored_size:
-            self._refuse(f"section {name} unpacks to more than {MAX_TEXT_RATIO} times its size")
+    def _check_size(self, name: str) -> None:
+        """No count bounds a vocabulary, so a few bytes must not unpack to gigabytes."""
+        if not layout.has_sound_size(self.file.section(name), self.num_nodes):
+            self._refuse(f"section {name} unpacks to more than {layout.MAX_TEXT_RATIO} times its size")
 
     def _check_labels(self) -> None:
         """Every token of an index of words must be one of its words."""
