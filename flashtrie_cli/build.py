@@ -42,7 +42,13 @@ THREAD_BYTES = 24 << 20
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How to build. ``memory``: bytes that the process should stay within; ``threads``: for sorting and compressing."""
+    """How to build; the options of ``flashtrie build``, checked.
+
+    ``duplicates``: what a key given twice gets (`DUPLICATE_RULES`); ``is_sorted``: keys ascend, which is checked;
+    ``memory``: bytes that the process should stay within; ``threads``: for sorting and compressing; ``codec`` zstd (at
+    ``level``) or raw; ``force`` replaces a file; ``lowercase``: texts are to be lowered before they are looked up (the
+    keys are taken as they are); ``value_type`` auto or float; ``tail``: off, on or auto. Raises UsageError.
+    """
 
     duplicates: str = "first"
     is_sorted: bool = False
@@ -65,6 +71,8 @@ class BuildOptions:
             raise UsageError(f"value type {self.value_type!r} is not auto or float")
         if self.tail not in TAIL_RULES:
             raise UsageError(f"rule for tails {self.tail!r} is not one of {', '.join(TAIL_RULES)}")
+        if self.threads < 1:
+            raise UsageError(f"{self.threads} threads are none")
         if self.memory < MIN_MEMORY:
             raise UsageError(
                 f"memory of {self.memory >> 20} MiB is too little", hint="--memory 128M at least"
