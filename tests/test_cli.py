@@ -31,10 +31,16 @@ FLAGS = {
     ),
     "inspect": "--verify --levels --threads -j --json --debug",
     "lookup": "--mode --limit --ids --all --engine --threads -j --json --quiet -q --debug",
-    "dump": "--output -o --ids --engine --json --quiet -q --debug",
+    "dump": "--output -o --ids --engine --force -f --json --quiet -q --debug",
     "search": (
         "--beam-width -b --top-k -k --results -n --steps --alpha --token-threshold --sequence-threshold "
         "--eos --engine --threads -j --output -o --format --force -f --json --quiet -q --debug"
+    ),
+    "mask": "--ids --output -o --format --force -f --threads -j --json --quiet -q --debug",
+    "draft": (
+        "--output -o --nodes -n --top-k -k --roots --base-lengths --vocab-map --first-row --logit-type --padding "
+        "--index --constraint --start-states --eos --format --tree-mask --show --engine --threads -j --force -f "
+        "--json --quiet -q --debug"
     ),
 }
 

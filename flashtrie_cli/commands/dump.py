@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from flashtrie_cli.commands.common import Debug, Engine, Force, IndexPath, Json, Quiet
+from flashtrie_cli.commands.common import Debug, Engine, Force, IndexPath, Json, Output, Quiet
 
 
 def command(
     index: IndexPath,
-    output: Annotated[str, typer.Option("--output", "-o", help="File to write; - is stdout.")] = "-",
+    output: Output = "-",
     ids: Annotated[bool, typer.Option("--ids", help="Token ids, also where the index holds text.")] = False,
     engine: Engine = "auto",
     force: Force = False,
