@@ -64,8 +64,8 @@ def command(
             for answer in _answers(opened, batch, mode, limit):
                 asked += answer.is_new
                 found += answer.is_new and answer.key_id is not None
-                if not json and answer.key is not None:
-                    watch.check([answer.key])
+                if not json:
+                    watch.check([answer.line.decode("utf-8", "replace"), answer.key or ""])
                 out.write(_json(answer, mode) if json else _tsv(answer, mode))
     summary([("lines", f"{asked:,}"), ("found", f"{found:,}")], quiet=quiet)
     if every and found < asked:

@@ -174,6 +174,7 @@ def test_finished_cases_survive_an_interrupt(tmp_path, monkeypatch):
         ["-b", "0"],
         ["-w", "index"],
         ["--max-slowdown", "0.5", "--against", "x"],
+        ["--max-slowdown", "1.2"],
     ],
 )
 def test_bad_usage(arguments):
