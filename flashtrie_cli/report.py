@@ -79,7 +79,7 @@ def table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequenc
         made.add_row(*row)
     width = None if sys.stdout.isatty() else PIPE_WIDTH
     console = Console(width=width, markup=False, highlight=False)
-    if Measurement.get(console, console.options, made).minimum > console.width:
+    if Measurement.get(console, console.options.update_width(PIPE_WIDTH), made).minimum > console.width:
         for column in made.columns:
             column.no_wrap, column.overflow = False, "fold"
     with writing_to_stdout():
