@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 
 import pytest
@@ -22,9 +23,10 @@ def test_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch, stream: type[io.Str
     out = stream()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
     table("a title of more than forty columns, which stays on one line", [("name", "left")], [[CELL]])
-    title, *lines = out.getvalue().splitlines()
+    title, *lines = re.sub(r"\x1b\[\d*m", "", out.getvalue()).splitlines()
     assert title.rstrip() == "a title of more than forty columns, which stays on one line"
     assert "".join(character for line in lines for character in line if character.isalnum()) == "name" + CELL
     assert (max(map(len, lines)) <= 40) == out.isatty()
