@@ -264,7 +264,8 @@ class _Build:
             "keys are not in ascending order": "leave --sorted out, and the keys will be sorted",
             "the same key stands twice": "--duplicates first keeps one",
         }
-        detail = f"key {self._shown(tokens)}" + (f", see also {where}" if line else "")
+        is_elsewhere = line and (file, line) != (other_file, other_line)
+        detail = f"key {self._shown(tokens)}" + (f", see also {where}" if is_elsewhere else "")
         place = self.sources[other_file] if self.sources else self.path
         return InputError(f"{what}: {detail}", file=place, line=other_line or None, hint=hints.get(what))
 

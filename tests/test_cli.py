@@ -144,6 +144,8 @@ class TestExitCodes:
             (["build", "-"], ["--output"]),
             (["lookup", "{words}", "--mode", "fuzzy"], ["fuzzy"]),
             (["lookup", "{words}", "--engine", "magic"], ["magic"]),
+            (["lookup", "{words}", "--limit", "3"], ["--mode prefix"]),
+            (["search", "{words}", "-", "--engine", "cpu", "--device", "1"], ["--device", "cpu"]),
             (["lookup", "{words}", "{tmp}/none"], ["{tmp}/none"]),
             (["search", "{words}", "-", "--beam-width", "0"], ["beam-width"]),
             (["search", "{words}", "-", "--alpha", "nan"], ["alpha"]),

@@ -215,6 +215,7 @@ def test_held_to_token_masks(flashtrie: Run, tmp_path: Path, engine: str) -> Non
             2,
             "cut.npy: is a .npy array that is cut short",
         ),
+        (["--show", "{dir}/none.npz", "-o", "x"], 2, "not into --output"),
         (["--show", "{dir}/none.npz"], 2, "cannot be read: No such file"),
         (["--show", "{dir}/text.npy"], 2, "not an .npz"),
         (["{dir}/logits.npy", "-o", "{dir}/roots.npy", "-k", "2"], 2, "--force"),

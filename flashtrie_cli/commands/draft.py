@@ -90,6 +90,8 @@ def command(
     if (logits is None) == (show is None):
         raise UsageError("give either LOGITS or --show", hint="flashtrie draft LOGITS.npy -o TREE.npz")
     if show is not None:
+        if output is not None:
+            raise UsageError("--show draws on stdout, not into --output")
         _show(show, index, engine, json)
         return
     if output is None:

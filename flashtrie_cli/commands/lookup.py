@@ -56,6 +56,8 @@ def command(
 
     if mode not in MODES:
         raise UsageError(f"mode {mode!r} is not one of {', '.join(MODES)}")
+    if limit and mode == "exact":
+        raise UsageError("--limit goes with --mode prefix or common-prefix")
     opened = Index.open(index, engine=engine, threads=thread_count(threads))
     asked = found = 0
     watch = TsvWatch()

@@ -85,6 +85,8 @@ def command(
     chosen = "jsonl" if json else output_format
     if chosen not in FORMATS:
         raise UsageError(f"format {chosen!r} is not one of {', '.join(FORMATS)}")
+    if device and engine in ("cpu", "reference"):
+        raise UsageError(f"--device is for the cuda engine, not for {engine}")
     check_results(output, force=force, inputs=(index, proposals))
     began = time.perf_counter()
     opened = Index.open(
