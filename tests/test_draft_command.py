@@ -297,6 +297,30 @@ def test_what_is_shown_must_be_trees(flashtrie: Run, example: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "array", "says"),
+    [
+        ("node_scores", np.full((1, 6), 1000.0), "make no trees"),
+        ("node_scores", np.full((1, 6), np.nan), "make no trees"),
+        ("node_scores", np.zeros((1, 6), int), "lacks node_scores"),
+        ("node_token_ids", np.full((1, 6), "x"), "lacks node_token_ids"),
+        ("parent_ids", np.full((1, 6), 5), "make no trees"),
+        ("parent_ids", np.zeros((1, 5), int), "lacks"),
+        ("valid_counts", np.array([7]), "make no trees"),
+    ],
+)
+def test_arrays_that_are_no_trees(
+    flashtrie: Run, example: Path, name: str, array: np.ndarray, says: str
+) -> None:
+    made = flashtrie("draft", example / "logits.npy", "-o", example / "tree.npz", "-q", *options(example))
+    assert made.returncode == 0, made.stderr
+    with np.load(example / "tree.npz") as trees:
+        np.savez(example / "lie.npz", **{**trees, name: array})
+    done = flashtrie("draft", "--show", example / "lie.npz")
+    assert done.returncode == 2
+    assert_one_line(done.stderr, "lie.npz", says)
+
+
+@pytest.mark.parametrize(
     ("flags", "says"),
     [
         (["--tree-mask", "full"], "goes with --format sglang"),

@@ -252,7 +252,7 @@ def _show(path: str, index: str | None, engine: str, json: bool) -> None:
     if absent:
         raise InputError(f"lacks {absent[0]}", file=path, hint="only --format arrays can be shown")
     if not is_tree(arrays):
-        raise InputError("its parents make no trees", file=path)
+        raise InputError("its arrays make no trees", file=path)
     text_of = None if index is None else _texts(_open(index, engine))
     trees = [describe(arrays, batch) for batch in range(len(arrays["valid_counts"]))]
     if json:

@@ -23,8 +23,8 @@ def command(
 
     A line a key, in ascending order of its tokens; with values, a TAB and the value.
 
-    Building from a dump gives the same index (with --ids and the same tokenizer.json for Hugging Face vocabularies),
-    but for keys with several values (--duplicates all), which stand between blanks.
+    Building from a dump gives the same index (with --ids and the same tokenizer.json for Hugging Face vocabularies).
+    Only keys with several values (--duplicates all) cannot be read back: their values stand between blanks.
     JSON lines hold key_id, tokens, text and value.
     """
     from flashtrie_cli.index import Index
