@@ -341,6 +341,27 @@ def test_added_tokens_may_be_left_out(tmp_path):
     assert b"go with --masks" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("flags", "first", "width"),
+    [
+        ([], {"y", "ye", "yes"}, len(VOCABULARY)),
+        (["--json-quoted"], {'"'}, len(VOCABULARY)),
+        (["--prefix-space"], {" "}, len(VOCABULARY)),
+        (["--vocab-size", "1000"], {"y", "ye", "yes"}, 1000),
+    ],
+)
+def test_options_of_the_build(tmp_path, flags, first, width):
+    source, out = tmp_path / "set.txt", str(tmp_path / "set.ftrie")
+    source.write_text("yes\n")
+    done = run_flashtrie(
+        "build", source, "-o", out, "--masks", "--tokenizer", voc1(tmp_path), "--eos", "1", *flags
+    )
+    assert done.returncode == 0, done.stderr
+    opened = TokenMasks.open(out)
+    assert opened.vocab_size == width
+    assert {opened.tokens[token].decode() for token in opened.allowed(0).tolist()} == first
+
+
 def test_statistics(masks):
     found = describe_masks(masks)
     assert found["num_allowed"] == sum(found_count for found_count in counts(masks))
