@@ -8,7 +8,8 @@ SOURCES := pyproject.toml CMakeLists.txt $(shell find cuda flashtrie_cli -name '
 
 # One environment for everything: the package with its native engine, tokenizers, and what the tests need.
 $(VENV)/.installed: $(SOURCES)
-	$(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV). The native engine is compiled, and the kernels where nvcc is found: a few minutes."
+	@$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[dev,tokenizers]'
 	@touch $@
 

@@ -42,7 +42,13 @@ THREAD_BYTES = 24 << 20
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How to build. ``memory``: bytes that the process should stay within; ``threads``: for sorting and compressing."""
+    """How to build; the options of ``flashtrie build``, checked.
+
+    ``duplicates``: what a key given twice gets (`DUPLICATE_RULES`); ``is_sorted``: keys ascend, which is checked;
+    ``memory``: bytes that the process should stay within; ``threads``: for sorting and compressing; ``codec`` zstd (at
+    ``level``) or raw; ``force`` replaces a file; ``lowercase``: texts are to be lowered before they are looked up (the
+    keys are taken as they are); ``value_type`` auto or float; ``tail``: off, on or auto. Raises UsageError.
+    """
 
     duplicates: str = "first"
     is_sorted: bool = False
@@ -65,6 +71,8 @@ class BuildOptions:
             raise UsageError(f"value type {self.value_type!r} is not auto or float")
         if self.tail not in TAIL_RULES:
             raise UsageError(f"rule for tails {self.tail!r} is not one of {', '.join(TAIL_RULES)}")
+        if self.threads < 1:
+            raise UsageError(f"{self.threads} threads are none")
         if self.memory < MIN_MEMORY:
             raise UsageError(
                 f"memory of {self.memory >> 20} MiB is too little", hint="--memory 128M at least"
@@ -82,7 +90,6 @@ class BuildReport:
     counts: dict[str, Any] = field(default_factory=dict)
     file_size: int = 0
     digest: str = ""
-    sections: tuple[layout.Section, ...] = ()
     has_tails: bool = False
     folding_ratio: float = 1.0
     seconds: dict[str, float] = field(default_factory=dict)
@@ -257,7 +264,8 @@ class _Build:
             "keys are not in ascending order": "leave --sorted out, and the keys will be sorted",
             "the same key stands twice": "--duplicates first keeps one",
         }
-        detail = f"key {self._shown(tokens)}" + (f", see also {where}" if line else "")
+        is_elsewhere = line and (file, line) != (other_file, other_line)
+        detail = f"key {self._shown(tokens)}" + (f", see also {where}" if is_elsewhere else "")
         place = self.sources[other_file] if self.sources else self.path
         return InputError(f"{what}: {detail}", file=place, line=other_line or None, hint=hints.get(what))
 
@@ -291,10 +299,10 @@ class _Build:
                     with writer.section(name, element_size=size if size > 1 else 0) as put:
                         self.builder.read(name, layout.FRAME_SIZE, _both(digest.update, put))
             self._write_tokenizer(writer, digest)
+            self._check_vocabulary(writer)
             writer.add_json(layout.META, self._meta(counts, digest.hexdigest()))
         self.report.file_size = writer.file_size
         self.report.digest = writer.digest
-        self.report.sections = writer.sections
 
     def _write_tokenizer(self, writer: IndexWriter, digest: Any) -> None:
         if isinstance(self.tokenizer, WordVocabulary):
@@ -304,6 +312,17 @@ class _Build:
         elif isinstance(self.tokenizer, HuggingFaceTokenizer):
             digest.update(self.tokenizer.payload)
             writer.add(layout.TOKENIZER, np.frombuffer(self.tokenizer.payload, np.uint8))
+
+    def _check_vocabulary(self, writer: IndexWriter) -> None:
+        """What a reader would refuse is not written: hundreds of MiB of words that are nearly all the same."""
+        for section in writer.sections:
+            is_text = section.name in (layout.WORD_TEXT, layout.WORD_ENDS, layout.TOKENIZER)
+            if is_text and not layout.has_sound_size(section, self.report.counts["num_nodes"]):
+                raise InputError(
+                    f"its words would compress more than {layout.MAX_TEXT_RATIO} times, which no reader believes",
+                    file=self.path,
+                    hint="--codec raw",
+                )
 
     def _meta(self, counts: dict[str, Any], digest: str) -> dict[str, Any]:
         kept = ["num_keys", "num_nodes", "num_tokens", "num_highs", "high_width", "depth"]

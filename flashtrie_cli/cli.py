@@ -114,16 +114,32 @@ def _catch_signals() -> None:
             signal.signal(number, _terminate)
 
 
+_PLAIN = {"µ": "u", "…": "...", "─": "-", "│": "|", "├": "|", "└": "`"}
+"""What our own output says it with where an encoding is too narrow."""
+
+
+def _encode_anyhow(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Bytes of names that are no UTF-8 as they came in; what a narrow encoding lacks in plain form, or as escapes."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    character = error.object[error.start]
+    if "\udc80" <= character <= "\udcff":
+        return bytes([ord(character) - 0xDC00]), error.start + 1
+    escaped = character.encode("ascii", "backslashreplace").decode("ascii")
+    return _PLAIN.get(character, escaped), error.start + 1
+
+
 def _prepare_streams() -> None:
-    """Names that are no UTF-8 go out as they came in, and what a narrow encoding lacks as escapes. A stream that was
-    closed is one that cannot be written to, rather than none, and no file takes its number."""
+    """Any text can be written to both streams. One that was closed is one that cannot be written to, rather than none,
+    and no file takes its number."""
+    codecs.register_error("flashtrie", _encode_anyhow)
     if sys.stdout is None:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        is_utf8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
-        sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="flashtrie")
 
 
 def _run(arguments: list[str]) -> int:

@@ -25,7 +25,8 @@ def estimate_build(reader: KeyReader, tokenizer: Tokenizer | None, options: Buil
 
     Builds the first SAMPLE_KEYS keys in a scratch folder, and scales: time and memory with the input, nodes and bytes
     with the power of the number of keys that two samples, half and whole, show. Input in one sorted piece makes nodes
-    look rarer than they are. Needs files whose size is known; UsageError for stdin.
+    look rarer than they are. Needs files whose size is known; UsageError for stdin. What comes back is what
+    ``--estimate --json`` prints.
     """
     if reader.total_size is None:
         raise UsageError("an estimate needs files, whose size is known, not stdin")
@@ -52,13 +53,13 @@ def estimate_build(reader: KeyReader, tokenizer: Tokenizer | None, options: Buil
     sorting = scale * (num_keys * SORT_BYTES_PER_KEY + num_tokens * BYTES_PER_TOKEN)
     wanted = PROCESS_BYTES + sorting + nodes * LEVEL_BYTES_PER_NODE
     return {
-        "sample_keys": num_keys,
+        "num_sample_keys": num_keys,
         "sample_fraction": fraction,
         "num_keys": round(keys),
         "num_nodes": round(nodes),
         "file_size": round(whole.file_size * nodes / max(whole.counts["num_nodes"], 1)),
         "seconds": (read_seconds + build_seconds) * scale,
-        "memory": round(min(wanted, options.memory)),
+        "memory_bytes": round(min(wanted, options.memory)),
         "spills": bool(wanted > options.memory),
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from flashtrie_cli.query.trie_steps import TrieSteps
 
 WALK_BATCH = 1 << 14
-
-MAX_TEXT_RATIO = 1000
-"""Text compresses tenfold, not a thousandfold."""
 
 META_FIELDS = {
     "num_keys": int,
@@ -62,8 +59,8 @@ class Values:
 class Index:
     """A token trie with its vocabulary and values. Open with ``Index.open``; closed by the garbage collector.
 
-    Token arrays are uint32 (any integer type is taken), sequences of a batch are ``tokens`` flat with ``offsets``
-    int64 [n + 1].
+    Threads may share one; each process opens its own (it is not pickled). Token arrays are uint32 (any integer type is
+    taken), sequences of a batch are ``tokens`` flat with ``offsets`` int64 [n + 1].
     """
 
     def __init__(self, file: IndexFile, *, engine: str = "auto", threads: int = 1, device: int = 0):
@@ -73,6 +70,8 @@ class Index:
                 file=file.path,
                 hint="see flashtrie mask",
             )
+        if threads < 1:
+            raise UsageError(f"{threads} threads are none")
         self.file = file
         self.meta: dict[str, Any] = self._checked_meta(file.json(layout.META))
         self.threads = threads
@@ -88,7 +87,8 @@ class Index:
     def open(cls, path: str, *, engine: str = "auto", threads: int = 1, device: int = 0) -> Index:
         """Open and check an index.
 
-        ``engine``: auto, cpu, cuda or reference; ``device``: which GPU. Raises IndexFileError, EngineUnavailable.
+        ``engine``: auto, cpu, cuda or reference; ``threads`` open it, and share the queries of a batch; ``device``:
+        which GPU. Raises IndexFileError, EngineUnavailable, UsageError.
         """
         return cls(IndexFile.open(path), engine=engine, threads=threads, device=device)
 
@@ -107,14 +107,23 @@ class Index:
     def __len__(self) -> int:
         return self.num_keys
 
+    def __repr__(self) -> str:
+        return f"<Index {self.path!r}: {self.num_keys} keys, engine {self.engine.name}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an Index is not pickled: each process opens it anew, with Index.open(path)")
+
     def search(
         self, tokens: npt.ArrayLike, logprobs: npt.ArrayLike, plan: SearchPlan | None = None, **options: Any
     ) -> SearchResults:
         """Beam search. ``tokens`` integers and ``logprobs`` floats, [queries, steps, slots], or [steps, slots] for one.
 
-        ``options`` are the fields of `SearchPlan`. Contract in docs/search.md. Raises InputError for grids that do not
-        fit together, negative tokens other than -1 (an empty slot) and log-probs that are NaN or +inf.
+        ``options`` are the fields of `SearchPlan`, in place of a ``plan``. Contract in docs/search.md. Raises
+        InputError for grids that do not fit together, negative tokens other than -1 (an empty slot) and log-probs that
+        are NaN or +inf; UsageError for a plan that there cannot be.
         """
+        if plan is not None and options:
+            raise UsageError("options go into the plan, not beside it", hint="dataclasses.replace(plan, …)")
         token_grid, logprob_grid = as_grids(tokens, logprobs)
         return self.engine.search(token_grid, logprob_grid, plan or SearchPlan(**options))
 
@@ -137,8 +146,15 @@ class Index:
         return self.prefix(np.zeros(0, np.uint32), batch_size=batch_size)
 
     def key_tokens(self, key_ids: npt.ArrayLike) -> KeyList:
-        """The keys of these ids; IndexError for an id that is none."""
-        return self.engine.key_tokens(np.ascontiguousarray(key_ids, np.uint32))
+        """The keys of these ids; IndexError for an id that is none. Raises InputError for what is no integer."""
+        ids = np.asarray(key_ids)
+        if ids.size and ids.dtype.kind not in "iu":
+            raise InputError(f"key ids are {ids.dtype}, not integers")
+        if ids.size and not (int(ids.min()) >= 0 and int(ids.max()) < self.num_keys):
+            raise IndexError(
+                f"key ids are from 0 to {self.num_keys - 1}, not {int(ids.min())} to {int(ids.max())}"
+            )
+        return self.engine.key_tokens(np.ascontiguousarray(ids, np.uint32))
 
     def step(self, nodes: npt.ArrayLike) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
         """Tokens and nodes of the children of each node (root 0), ascending: flat uint32, and offsets int64 [n + 1]."""
@@ -217,13 +233,13 @@ class Index:
     def _load_vocabulary(self) -> FrozenVocabulary | HuggingFaceTokenizer | None:
         kind = self.meta["tokenizer"]
         if kind == "words":
-            self._check_ratio(layout.WORD_TEXT)
-            self._check_ratio(layout.WORD_ENDS)
+            self._check_size(layout.WORD_TEXT)
+            self._check_size(layout.WORD_ENDS)
             text = self.file.array(layout.WORD_TEXT, np.uint8, threads=self.threads)
             ends = self.file.array(layout.WORD_ENDS, np.int64, threads=self.threads)
             return FrozenVocabulary(text, np.concatenate((np.zeros(1, np.int64), ends)), self.path)
         if kind == "hf":
-            self._check_ratio(layout.TOKENIZER)
+            self._check_size(layout.TOKENIZER)
             try:
                 return HuggingFaceTokenizer.from_index(self.file.bytes(layout.TOKENIZER), self.path)
             except UsageError:
@@ -232,11 +248,10 @@ class Index:
             self._refuse(f"has an unknown tokenizer {kind!r}")
         return None
 
-    def _check_ratio(self, name: str) -> None:
-        """No count bounds these sections, so a few bytes must not unpack to gigabytes."""
-        section = self.file.section(name)
-        if section.raw_size > (1 << 20) + MAX_TEXT_RATIO * section.stored_size:
-            self._refuse(f"section {name} unpacks to more than {MAX_TEXT_RATIO} times its size")
+    def _check_size(self, name: str) -> None:
+        """No count bounds a vocabulary, so a few bytes must not unpack to gigabytes."""
+        if not layout.has_sound_size(self.file.section(name), self.num_nodes):
+            self._refuse(f"section {name} unpacks to more than {layout.MAX_TEXT_RATIO} times its size")
 
     def _check_labels(self) -> None:
         """Every token of an index of words must be one of its words."""
@@ -255,7 +270,10 @@ class Index:
 
 def as_tokens(tokens: npt.ArrayLike) -> npt.NDArray[np.uint32]:
     """Any integers as contiguous uint32; negative ones are an InputError."""
-    array = np.asarray(tokens)
+    try:
+        array = np.asarray(tokens)
+    except ValueError:
+        raise InputError("sequences of several lengths", hint="give them flat, with offsets") from None
     if array.size == 0:
         return np.zeros(array.shape, np.uint32)
     if array.dtype.kind not in "iu":

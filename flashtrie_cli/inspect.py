@@ -54,22 +54,30 @@ def describe(index: Index, *, levels: bool = False) -> dict[str, Any]:
     return described
 
 
-def describe_mask_index(file: IndexFile, *, verify: bool = False) -> dict[str, Any]:
-    """The same for an index of token masks; with ``verify``, every checksum is checked (opening checks the rest)."""
+def describe_mask_index(file: IndexFile, *, verify: bool = False, threads: int = 1) -> dict[str, Any]:
+    """The same for an index of token masks; with ``verify``, every checksum is checked (opening checks the rest), and
+    ``verified`` says so. Raises IndexFileError."""
     from flashtrie_cli.query.mask_statistics import describe_masks
     from flashtrie_cli.query.token_masks import TokenMasks
 
     if verify:
         file.verify_checksums()
-    return {
+    masks = TokenMasks.open(file.path, threads=threads)
+    described = {
         "path": file.path,
         "format_version": file.version,
         "kind": layout.KIND_NAMES[file.kind],
         "digest": file.digest,
         "file_size": file.file_size,
         "sections": sections_of(file),
-        **describe_masks(TokenMasks.open(file.path)),
+        **describe_masks(masks),
     }
+    if verify:
+        described["verified"] = [
+            f"checksums of {len(file.sections)} sections",
+            f"structure: {masks.num_nodes:,} nodes, allowed tokens ascending, each leading to a node below",
+        ]
+    return described
 
 
 def sections_of(file: IndexFile) -> list[dict[str, Any]]:

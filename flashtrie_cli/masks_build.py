@@ -15,6 +15,7 @@ from flashtrie_cli.format.writer import check_codec
 from flashtrie_cli.keys.string_sets import read_schema_enum, read_string_sets
 from flashtrie_cli.keys.token_vocabulary import open_vocabulary
 from flashtrie_cli.query.token_masks import TokenMasks
+from flashtrie_cli.trie.token_bytes import MAX_VOCAB_SIZE
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ def build_masks(
     ids = vocabulary.eos if eos is None else parse_ids(eos, "--eos")
     if not ids:
         raise InputError("does not say which token ends an answer", file=tokenizer, hint="--eos ID,…")
+    if max(ids) >= MAX_VOCAB_SIZE:
+        raise UsageError(f"end-of-sequence id {max(ids)} is above {MAX_VOCAB_SIZE - 1}")
     width = vocab_size or max(len(vocabulary.tokens), max(ids) + 1)
     automaton = open_automaton(vocabulary.tokens, ids, added_is_text=added_is_text)
     clock.stage("vocabulary")

@@ -10,6 +10,9 @@ from typing import Any
 
 from flashtrie_cli.files import writing_to_stdout
 
+PIPE_WIDTH = 1000
+"""Columns of what is no terminal: more than any table has."""
+
 
 def size_text(num_bytes: float) -> str:
     """12.3 MiB."""
@@ -60,18 +63,27 @@ def write_line(text: str) -> None:
 
 
 def table(title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> None:
-    """A rich table on stdout; ``columns`` are (heading, "left", "right", or "text", which may wrap)."""
+    """A rich table on stdout; ``columns`` are (heading, "left", "right", or "text", which folds before the others do).
+
+    Without a heading there is no row of them. Into a pipe or a file a table keeps its width; in a terminal that is too
+    narrow its cells fold, and nothing is cut off.
+    """
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    made = Table(header_style="bold", show_header=any(heading for heading, _ in columns))
     for heading, side in columns:
         made.add_column(heading, justify="right" if side == "right" else "left", no_wrap=side != "text")
     for row in rows:
         made.add_row(*row)
-    # Into a pipe or a file a table keeps its width, rather than folding at a terminal that isn't there.
-    console = Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False)
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    console = Console(width=width, markup=False, highlight=False)
+    if Measurement.get(console, console.options.update_width(PIPE_WIDTH), made).minimum > console.width:
+        for column in made.columns:
+            column.no_wrap, column.overflow = False, "fold"
     with writing_to_stdout():
+        console.print(title, style="bold", soft_wrap=True)  # a table's own title folds at the table's width
         console.print(made)
 
 

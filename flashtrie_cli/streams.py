@@ -58,9 +58,9 @@ class TsvWatch:
 
 
 def print_json(value: Any) -> None:
-    """One indented JSON object on stdout."""
-    with writing_to_stdout():
-        sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    """One indented JSON object on stdout, in UTF-8 whatever the terminal speaks."""
+    with open_results(STANDARD) as out:
+        out.write(text_bytes(json.dumps(value, indent=2, ensure_ascii=False) + "\n"))
 
 
 def warn(message: str) -> None:

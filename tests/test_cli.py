@@ -31,10 +31,16 @@ FLAGS = {
     ),
     "inspect": "--verify --levels --threads -j --json --debug",
     "lookup": "--mode --limit --ids --all --engine --threads -j --json --quiet -q --debug",
-    "dump": "--output -o --ids --engine --json --quiet -q --debug",
+    "dump": "--output -o --ids --engine --force -f --json --quiet -q --debug",
     "search": (
         "--beam-width -b --top-k -k --results -n --steps --alpha --token-threshold --sequence-threshold "
         "--eos --engine --threads -j --output -o --format --force -f --json --quiet -q --debug"
+    ),
+    "mask": "--ids --output -o --format --force -f --threads -j --json --quiet -q --debug",
+    "draft": (
+        "--output -o --nodes -n --top-k -k --roots --base-lengths --vocab-map --first-row --logit-type --padding "
+        "--index --constraint --start-states --eos --format --tree-mask --show --engine --threads -j --force -f "
+        "--json --quiet -q --debug"
     ),
 }
 
@@ -138,6 +144,8 @@ class TestExitCodes:
             (["build", "-"], ["--output"]),
             (["lookup", "{words}", "--mode", "fuzzy"], ["fuzzy"]),
             (["lookup", "{words}", "--engine", "magic"], ["magic"]),
+            (["lookup", "{words}", "--limit", "3"], ["--mode prefix"]),
+            (["search", "{words}", "-", "--engine", "cpu", "--device", "1"], ["--device", "cpu"]),
             (["lookup", "{words}", "{tmp}/none"], ["{tmp}/none"]),
             (["search", "{words}", "-", "--beam-width", "0"], ["beam-width"]),
             (["search", "{words}", "-", "--alpha", "nan"], ["alpha"]),

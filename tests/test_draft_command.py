@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shlex
@@ -103,7 +104,7 @@ def test_json_report(flashtrie: Run, example: Path) -> None:
     done = flashtrie("draft", example / "logits.npy", "-o", example / "t.npz", *options(example), "--json")
     made = json.loads(done.stdout)
     assert made["schema"] == "flashtrie.draft/1"
-    assert (made["trees"], made["nodes"], made["truncated"]) == (1, 6, 1)
+    assert (made["num_trees"], made["num_nodes"], made["num_truncated"]) == (1, 6, 1)
     assert made["expected_accepted"] == pytest.approx(1.74)
 
 
@@ -196,16 +197,27 @@ def test_held_to_token_masks(flashtrie: Run, tmp_path: Path, engine: str) -> Non
     ("arguments", "code", "message"),
     [
         ([], 2, "either LOGITS or --show"),
-        (["{dir}/logits.npy"], 2, "where shall the trees go"),
+        (["{dir}/logits.npy"], 2, "the trees need a name"),
         (["{dir}/none.npy", "-o", "-"], 2, "none.npy"),
-        (["{dir}/text.npy", "-o", "-"], 2, "is no .npy array"),
+        (["{dir}/text.npy", "-o", "-"], 2, "is not a .npy array"),
         (["{dir}/logits.npy", "-o", "-", "--roots", "{dir}/logits.npy"], 2, "not 1 integers"),
         (["{dir}/logits.npy", "-o", "-", "--top-k", "9"], 2, "top-k 9"),
         (["{dir}/logits.npy", "-o", "-", "--format", "x"], 2, "format 'x'"),
         (["{dir}/logits.npy", "-o", "-", "--eos", "3"], 2, "need --index"),
         (["{dir}/logits.npy", "-o", "-", "--index", "{dir}/none.ft"], 3, "none.ft"),
         (["{dir}/logits.npy", "-o", "-", "--json"], 2, "both write to stdout"),
-        (["--show", "{dir}/text.npy"], 2, "no .npz"),
+        (["{dir}/logits.npy", "-o", "-", "--constraint", "global"], 2, "need --index"),
+        (["{dir}/logits.npy", "-o", "-", "--index", "x", "--constraint", "y"], 2, "constraint 'y'"),
+        (["{dir}/cut.npy", "-o", "-"], 2, "cut short or damaged"),
+        (["{dir}/squeezed.npy", "-o", "-"], 2, "is compressed"),
+        (
+            ["{dir}/logits.npy", "-o", "-", "--roots", "{dir}/cut.npy"],
+            2,
+            "cut.npy: is a .npy array that is cut short",
+        ),
+        (["--show", "{dir}/none.npz", "-o", "x"], 2, "not into --output"),
+        (["--show", "{dir}/none.npz"], 2, "cannot be read: No such file"),
+        (["--show", "{dir}/text.npy"], 2, "not an .npz"),
         (["{dir}/logits.npy", "-o", "{dir}/roots.npy", "-k", "2"], 2, "--force"),
     ],
 )
@@ -213,6 +225,9 @@ def test_errors_are_one_line(
     flashtrie: Run, example: Path, arguments: list[str], code: int, message: str
 ) -> None:
     (example / "text.npy").write_text("no array\n")
+    whole = (example / "logits.npy").read_bytes()
+    (example / "cut.npy").write_bytes(whole[:-1])
+    (example / "squeezed.npy").write_bytes(gzip.compress(whole))
     done = flashtrie("draft", *(argument.format(dir=example) for argument in arguments))
     assert done.returncode == code, done.stderr
     assert message in done.stderr.decode()
@@ -266,10 +281,43 @@ def test_logits_in_another_byte_order(flashtrie: Run, tmp_path: Path) -> None:
     assert made[0] == made[1]
 
 
+def test_trees_through_a_pipe(flashtrie: Run, example: Path) -> None:
+    made = flashtrie("draft", example / "logits.npy", "-o", "-", "--quiet", *options(example))
+    assert made.returncode == 0, made.stderr
+    (example / "tree.npz").write_bytes(made.stdout)
+    shown = flashtrie("draft", "--show", "-", stdin=made.stdout)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout == flashtrie("draft", "--show", example / "tree.npz").stdout
+
+
 def test_what_is_shown_must_be_trees(flashtrie: Run, example: Path) -> None:
     done = flashtrie("draft", "--show", example / "logits.npy")
     assert done.returncode == 2
-    assert_one_line(done.stderr, "logits.npy", "is no .npz of draft trees")
+    assert_one_line(done.stderr, "logits.npy", "is not an .npz of draft trees")
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "says"),
+    [
+        ("node_scores", np.full((1, 6), 1000.0), "make no trees"),
+        ("node_scores", np.full((1, 6), np.nan), "make no trees"),
+        ("node_scores", np.zeros((1, 6), int), "lacks node_scores"),
+        ("node_token_ids", np.full((1, 6), "x"), "lacks node_token_ids"),
+        ("parent_ids", np.full((1, 6), 5), "make no trees"),
+        ("parent_ids", np.zeros((1, 5), int), "lacks"),
+        ("valid_counts", np.array([7]), "make no trees"),
+    ],
+)
+def test_arrays_that_are_no_trees(
+    flashtrie: Run, example: Path, name: str, array: np.ndarray, says: str
+) -> None:
+    made = flashtrie("draft", example / "logits.npy", "-o", example / "tree.npz", "-q", *options(example))
+    assert made.returncode == 0, made.stderr
+    with np.load(example / "tree.npz") as trees:
+        np.savez(example / "lie.npz", **{**trees, name: array})
+    done = flashtrie("draft", "--show", example / "lie.npz")
+    assert done.returncode == 2
+    assert_one_line(done.stderr, "lie.npz", says)
 
 
 @pytest.mark.parametrize(

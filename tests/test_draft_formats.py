@@ -8,7 +8,7 @@ from draft_cases import random_logits, vectors
 
 from flashtrie_cli.errors import UsageError
 from flashtrie_cli.query.draft import DraftTrees, build_draft_trees
-from flashtrie_cli.query.draft_formats import links, parents_of, to_format
+from flashtrie_cli.query.draft_formats import NONE, links, to_format
 
 BASES = np.array([3, 10, 0])
 
@@ -17,6 +17,21 @@ def trees_of(num_nodes: int, seed: int = 0, top_k: int = 4) -> DraftTrees:
     logits = random_logits(np.random.default_rng(seed), 3, 5, 4)
     logits[2, 2:] = -np.inf  # the third tree ends early
     return build_draft_trees(logits, [7, 8, 9], BASES, num_nodes, top_k)
+
+
+def parents_of(first_child: np.ndarray, next_sibling: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Parents and valid counts back from links; -1 for the root and for padding."""
+    parents = np.full(first_child.shape, NONE, np.int32)
+    valid_counts = np.ones(len(first_child), np.int32)
+    for batch, (children, siblings) in enumerate(
+        zip(first_child.tolist(), next_sibling.tolist(), strict=True)
+    ):
+        for node, child in enumerate(children):
+            while child != NONE:
+                parents[batch, child] = node
+                valid_counts[batch] += 1
+                child = siblings[child]
+    return parents, valid_counts
 
 
 def test_links_of_the_example() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,6 +174,12 @@ def test_the_front_is_light(module: str) -> None:
         assert found.target.split(".")[0] in light, f"{MODULES[module]}:{found.line}: {found.target}"
         target = own_module(found.target)
         assert target is None or target == "__init__" or place(target)[1] in ("commands", "cli", "errors")
+
+
+def test_the_kernel_readme_names_every_header_and_kernel() -> None:
+    files = {path.name for path in (ROOT / "cuda").rglob("*.cu*")}
+    named = set(re.findall(r"\b(\w+\.cuh?)`", (ROOT / "cuda" / "README.md").read_text("utf-8")))
+    assert named == files
 
 
 def test_the_kernel_folder_is_no_package() -> None:

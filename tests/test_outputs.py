@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -113,8 +114,18 @@ class TestStandardStreams:
         for flags in ([], ["--json"]):
             done = self.run("inspect", path, *flags, PYTHONIOENCODING=encoding)
             assert (done.returncode, done.stderr) == (0, b"")
+            if flags:
+                assert json.loads(os.fsdecode(done.stdout))["path"] == path
         if encoding == "utf-8:strict":
-            assert os.fsencode(path) in done.stdout
+            assert os.fsencode(path) in self.run("inspect", path, PYTHONIOENCODING=encoding).stdout
+        refused = self.run("inspect", path + "x", PYTHONIOENCODING=encoding)
+        assert refused.stderr.startswith(b"flashtrie: " + bytes(tmp_path) + b"/n\xff")
+
+    def test_a_narrow_encoding(self, tmp_path: Path) -> None:
+        (tmp_path / "keys").write_text("a b\n")
+        done = self.run("build", tmp_path / "keys", "-o", tmp_path / "i.ft", PYTHONIOENCODING="ascii")
+        assert re.search(rb"\d us\n", done.stderr)
+        assert b"\\" not in done.stderr
 
 
 class TestNames:

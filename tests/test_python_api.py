@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flashtrie_cli import BuildOptions, Index, build_index
+import flashtrie_cli
+from flashtrie_cli import BuildOptions, Index, SearchPlan, build_index
 from flashtrie_cli.errors import InputError, UsageError
 from flashtrie_cli.keys.batch import MAX_DEPTH
 
@@ -85,6 +87,64 @@ class TestQuestions:
         with pytest.raises(InputError, match=says):
             index.lookup(tokens, offsets)
 
+    def test_sequences_of_several_lengths(self, index: Index) -> None:
+        with pytest.raises(InputError, match="with offsets"):
+            index.lookup([[1, 2], [1]])
+
+    @pytest.mark.parametrize(
+        ("key_ids", "error"), [([0.5], InputError), ([-1], IndexError), ([3], IndexError)]
+    )
+    def test_what_is_no_key_id(self, index: Index, key_ids: Any, error: type[Exception]) -> None:
+        with pytest.raises(error):
+            index.key_tokens(key_ids)
+        assert index.key_tokens([]).tokens.tolist() == []
+        assert index.key_tokens([2, 0]).tokens.tolist() == [2, 3, 1]
+
+    def test_states_and_tokens_of_steps(self, index: Index) -> None:
+        steps = index.steps(eos=[9], vocab_size=10)
+        for states in ([0.5], [-1], [1 << 32], ["0"]):
+            with pytest.raises(InputError, match="states are"):
+                steps.children(states)
+            with pytest.raises(InputError, match="states are"):
+                steps.advance(states, [1])
+        with pytest.raises(InputError, match="tokens are float64"):
+            steps.advance([0], [1.5])
+        with pytest.raises(InputError, match="differ in length"):
+            steps.walk([[1], [1, 2]])
+        with pytest.raises(UsageError, match="id -9 is negative"):
+            index.steps(eos=[-9])
+        states = np.zeros(1, np.uint32)
+        assert steps.advance(states, [1])[0].tolist() != [0]
+        assert states.tolist() == [0]  # the caller's stay
+
+    def test_what_is_no_plan(self, index: Index) -> None:
+        grid = [[[1]]], [[[-1.0]]]
+        for options in (
+            {"beam_width": "3"},
+            {"beam_width": 2.5},
+            {"num_results": 1.0},
+            {"alpha": None},
+            {"eos": "x"},
+        ):
+            with pytest.raises(UsageError, match=next(iter(options))):
+                index.search(*grid, **options)
+        with pytest.raises(UsageError, match="into the plan"):  # rather than one of the two in silence
+            index.search(*grid, SearchPlan(), beam_width=3)
+
+    def test_hits_of_no_query(self, index: Index) -> None:
+        results = index.search([[[1]]], [[[-1.0]]], beam_width=np.int64(2))
+        for query in (-1, 1):
+            with pytest.raises(IndexError, match="is not one of 1"):
+                results.hits(query)
+
+    def test_an_index_says_what_it_is(self, index: Index) -> None:
+        assert "3 keys" in repr(index)
+        with pytest.raises(TypeError, match=r"Index\.open"):
+            pickle.dumps(index)
+        for threads in (0, -1):
+            with pytest.raises(UsageError):
+                Index.open(index.path, threads=threads)
+
     def test_what_is_no_prefix(self, index: Index) -> None:
         for ask in (index.prefix, index.common_prefix):
             with pytest.raises(InputError, match="2 dimensions"):
@@ -124,6 +184,10 @@ class TestQuestions:
             warnings.simplefilter("error")
             results = index.search([[[1, 2], [2, 3]]], [[[-1.0, -1e300], [-1.0, -1.0]]])
         assert [hit.tokens for hit in results.hits(0)] == [(1,), (1, 2)]
+
+
+def test_the_package_lists_what_it_offers() -> None:
+    assert set(flashtrie_cli.__all__) <= set(dir(flashtrie_cli))
 
 
 def test_a_cap_above_the_machine_is_none(tmp_path: Path) -> None:

@@ -51,17 +51,6 @@ __device__ __forceinline__ int warp_index() {
   return static_cast<int>(__shfl_sync(kWholeWarp, static_cast<uint32_t>(threadIdx.x) >> 5, 0));
 }
 
-// A lane's word for the whole warp; such exchanges stay in the order that they are written in.
-__device__ __forceinline__ uint32_t lane_word(uint32_t word, uint32_t lane) {
-#if defined(__CUDA_ARCH__)
-  uint32_t found;
-  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(found) : "r"(word), "r"(lane));
-  return found;
-#else
-  return __shfl_sync(kWholeWarp, word, static_cast<int>(lane));
-#endif
-}
-
 // The key of the lane whose number differs in these bits.
 __device__ __forceinline__ uint64_t exchange(uint64_t key, int bits) {
   const uint32_t high = __shfl_xor_sync(kWholeWarp, static_cast<uint32_t>(key >> 32), bits);

@@ -43,7 +43,6 @@ class BitStream {
     }
   }
   uint64_t num_bits() const { return num_bits_; }
-  uint64_t last_word() const { return word_; }
   Stream& words() { return words_; }
   const Stream& words() const { return words_; }
   // Hands all bits in order to `joiner`.

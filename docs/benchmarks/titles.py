@@ -55,7 +55,7 @@ def build(name: str, source: str, target: Path, *options: str) -> None:
         print(
             f"| {name} | {threads} | {report['num_keys_read'] / seconds / 1e6:.2f} M | {seconds:.2f} | "
             + " ".join(f"{stage} {spent:.2f}" for stage, spent in report["seconds"].items())
-            + f" | {report['peak_memory'] >> 20} MiB | {report['file_size'] / 1e6:.1f} MB | "
+            + f" | {report['peak_bytes'] >> 20} MiB | {report['file_size'] / 1e6:.1f} MB | "
             f"{report['bits_per_key']:.2f} | {report['num_nodes'] / report['num_keys']:.3f} |"
         )
 

@@ -55,13 +55,15 @@ class KeySample:
 
 def draw_tail(rng: np.random.Generator, head: U32, marginal: U32, count: int, num_tokens: int) -> U32:
     """``count`` distinct tokens drawn from a marginal, none of them in ``head``; uniform tokens where it
-    runs dry."""
+    runs dry. Where ``num_tokens`` are too few for that, some are larger, and match nothing."""
     tail = np.zeros(0, np.uint32)
     for oversampling in (2, 6, 20):
         if len(tail) == count or not len(marginal):
             break
         draws = marginal[rng.integers(0, len(marginal), count * oversampling + 64)]
         tail = _distinct(draws, head)[:count]
+    if num_tokens < len(head) + count:
+        num_tokens = 2 * (len(head) + count)  # half of them are always left to draw
     while len(tail) < count:
         draws = rng.integers(0, num_tokens, 2 * count + 64).astype(np.uint32)
         tail = np.concatenate((tail, _distinct(draws, np.concatenate((head, tail)))))[:count]

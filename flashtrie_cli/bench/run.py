@@ -114,7 +114,7 @@ def _check(
     agreements = {}
     for system in systems:
         # The slow ones take minutes for all queries at the widest; a few show a wrong answer as well.
-        few = 2 if system.name == "marisa-int" else min(32, len(grids.tokens))
+        few = min(2 if system.name == "marisa-int" else 32, len(grids.tokens))
         part = grids.queries(few)
         found = searchers[system.name].search(part.tokens, part.logprobs, plan)
         want = first_queries(expected, few)

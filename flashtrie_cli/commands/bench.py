@@ -11,6 +11,8 @@ from flashtrie_cli.commands.common import Debug, Json, Quiet, Threads
 if TYPE_CHECKING:
     from flashtrie_cli.bench.request import Request
 
+MAX_SLOWDOWN = 1.1
+
 
 def command(
     workload: Annotated[
@@ -81,8 +83,9 @@ def command(
         typer.Option(metavar="JSON", help="Exported base: measure its cases again; exit 1 if slower."),
     ] = None,
     max_slowdown: Annotated[
-        float, typer.Option(help="With --against: slower than this, beyond noise, is exit 1.")
-    ] = 1.1,
+        float | None,
+        typer.Option(help="With --against: slower than this, beyond noise, is exit 1; default 1.1."),
+    ] = None,
     report: Annotated[str | None, typer.Option(metavar="MD", help="Write a Markdown report.")] = None,
     plots: Annotated[
         str | None, typer.Option(metavar="DIR", help="Draw SVG and PNG plots (needs matplotlib).")
@@ -101,6 +104,10 @@ def command(
     """
     from flashtrie_cli.bench.request import Request, parse_counts
     from flashtrie_cli.commands.common import parse_size, thread_count
+    from flashtrie_cli.errors import UsageError
+
+    if max_slowdown is not None and against is None:
+        raise UsageError("--max-slowdown needs --against")
 
     def counts(text: str | None, option: str) -> tuple[int, ...] | None:
         return None if text is None else parse_counts(text, option)
@@ -132,7 +139,16 @@ def command(
     ).checked()
     if steady:
         request = request.steady()
-    _Run(request, export, against, max_slowdown, report, plots, json, quiet).go()
+    _Run(
+        request,
+        export,
+        against,
+        MAX_SLOWDOWN if max_slowdown is None else max_slowdown,
+        report,
+        plots,
+        json,
+        quiet,
+    ).go()
 
 
 class _Run:
@@ -245,6 +261,7 @@ class _Run:
             record.save(self.made, self.export)
 
     def _show(self) -> None:
+        from flashtrie_cli.bench.record import finite
         from flashtrie_cli.bench.tables import all_tables, gate_table
         from flashtrie_cli.report import table
         from flashtrie_cli.streams import print_json, warn
@@ -272,7 +289,8 @@ class _Run:
                     " may have changed, or the machine is busy"
                 )
         if self.json:
-            print_json({**self.made, "verdicts": [verdict.__dict__ for verdict in self.verdicts]})
+            verdicts = [verdict.__dict__ for verdict in self.verdicts]
+            print_json(finite({**self.made, "verdicts": verdicts}))
             return
         shown = all_tables(self.made)
         if self.verdicts:

@@ -28,13 +28,15 @@ def command(
     kind: Annotated[
         str,
         typer.Option(
-            "--input", help="What the files hold: text, ids (numbers between blanks), jsonl or npz."
+            "--input",
+            help="What the files hold: text, ids (numbers between blanks), jsonl or npz; masks: text, json or jsonl.",
         ),
     ] = "text",
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="words (what white space separates), or a Hugging Face tokenizer.json. Text needs one."
+            help="words (what white space separates; the default for text), or a Hugging Face tokenizer.json. "
+            "Masks: any vocabulary file of the model."
         ),
     ] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Lower-case text first.")] = False,
@@ -49,9 +51,7 @@ def command(
     ] = "first",
     is_sorted: Annotated[
         bool,
-        typer.Option(
-            "--sorted", help="Trust that keys come in ascending order of their tokens, but check it."
-        ),
+        typer.Option("--sorted", help="Keys come in ascending order of their tokens, which is checked."),
     ] = False,
     memory: Annotated[
         str, typer.Option(help="Memory to stay within; what does not fit goes to disk.")
@@ -64,7 +64,7 @@ def command(
     tail: Annotated[
         str,
         typer.Option(
-            help="Ends of keys without branches in a store of their own: off, on, or auto (where it pays)."
+            help="Keep unbranched ends of keys apart, equal ones once: off, on, or auto (where it pays)."
         ),
     ] = "off",
     force: Force = False,
@@ -231,7 +231,7 @@ def _as_json(report: BuildReport, source: KeyReader) -> dict[str, Any]:
         "num_empty_lines_skipped": source.stats.num_empty_lines_skipped,
         "source_digest": source.source_digest,
         "seconds": report.seconds,
-        "peak_memory": peak_memory(),
+        "peak_bytes": peak_memory(),
     }
 
 
@@ -290,7 +290,7 @@ def _show_masks(report: MaskBuildReport, *, json: bool, quiet: bool) -> None:
                 "file_size": report.file_size,
                 **counts,
                 "seconds": report.seconds,
-                "peak_memory": peak_memory(),
+                "peak_bytes": peak_memory(),
             }
         )
         return
@@ -314,12 +314,15 @@ def _show_estimate(guess: dict[str, Any]) -> None:
 
     summary(
         [
-            ("sample", f"{guess['sample_keys']:,} keys, {guess['sample_fraction']:.1%} of the input"),
+            ("sample", f"{guess['num_sample_keys']:,} keys, {guess['sample_fraction']:.1%} of the input"),
             ("keys", f"about {guess['num_keys']:,}"),
             ("nodes", f"about {guess['num_nodes']:,}"),
             ("index size", f"about {size_text(guess['file_size'])}"),
             ("time", f"about {duration_text(guess['seconds'])}"),
-            ("memory", f"about {size_text(guess['memory'])}" + (", some on disk" if guess["spills"] else "")),
+            (
+                "memory",
+                f"about {size_text(guess['memory_bytes'])}" + (", some on disk" if guess["spills"] else ""),
+            ),
         ],
         quiet=False,
     )

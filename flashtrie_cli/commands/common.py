@@ -27,6 +27,7 @@ Engine = Annotated[
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace the output where it exists.")]
+Output = Annotated[str, typer.Option("--output", "-o", metavar="OUT", help="File to write; - is stdout.")]
 
 
 def thread_count(threads: int) -> int:

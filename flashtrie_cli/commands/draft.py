@@ -54,8 +54,9 @@ def command(
         str | None, typer.Option(help="Hold the trees to this index's keys, or to its token masks.")
     ] = None,
     constraint: Annotated[
-        str, typer.Option(help="Scores under --index: renorm (over the legal tokens) or global.")
-    ] = "renorm",
+        str | None,
+        typer.Option(help="Scores under --index: renorm (over the legal tokens, the default) or global."),
+    ] = None,
     start_states: Annotated[
         str | None,
         typer.Option(metavar=Npy, help="State behind each root: a node of the index; default its root."),
@@ -68,7 +69,8 @@ def command(
         str | None, typer.Option(help="Mask of sglang and tensorrt-llm: full, tree or packed.")
     ] = None,
     show: Annotated[
-        str | None, typer.Option(metavar="NPZ", help="Draw the trees of a file; with text, given --index.")
+        str | None,
+        typer.Option(metavar="NPZ", help="Draw the trees of a file (- is stdin); with text, given --index."),
     ] = None,
     engine: Engine = "auto",
     threads: Threads = 0,
@@ -88,10 +90,12 @@ def command(
     if (logits is None) == (show is None):
         raise UsageError("give either LOGITS or --show", hint="flashtrie draft LOGITS.npy -o TREE.npz")
     if show is not None:
+        if output is not None:
+            raise UsageError("--show draws on stdout, not into --output")
         _show(show, index, engine, json)
         return
     if output is None:
-        raise UsageError("where shall the trees go?", hint="-o TREE.npz")
+        raise UsageError("the trees need a name", hint="--output TREE.npz, or - for stdout")
     _build(
         str(logits),
         output,
@@ -135,9 +139,9 @@ def _build(
     import time
 
     from flashtrie_cli.errors import InputError, UsageError
-    from flashtrie_cli.query.draft import build_draft_trees
+    from flashtrie_cli.query.draft import SCORINGS, build_draft_trees
     from flashtrie_cli.query.draft_files import read_array, read_integers, read_logits, write_trees
-    from flashtrie_cli.query.draft_formats import FORMATS, MASKED_FORMATS, to_format
+    from flashtrie_cli.query.draft_formats import FORMATS, MASK_MODES, MASKED_FORMATS, to_format
     from flashtrie_cli.streams import check_results, open_results
 
     if format_name not in FORMATS:
@@ -146,6 +150,16 @@ def _build(
         raise UsageError("--json and -o - both write to stdout")
     if tree_mask is not None and format_name not in MASKED_FORMATS:
         raise UsageError(f"--tree-mask goes with --format {' or '.join(MASKED_FORMATS)}, not {format_name}")
+    if tree_mask not in (None, *MASK_MODES):
+        raise UsageError(f"tree mask {tree_mask!r} is not one of {', '.join(MASK_MODES)}")
+    if held["index"] is None and (held["scoring"], held["end_token"], paths["start_states"]) != (
+        None,
+        None,
+        None,
+    ):
+        raise UsageError("--constraint, --eos and --start-states need --index")
+    if held["scoring"] not in (None, *SCORINGS):
+        raise UsageError(f"constraint {held['scoring']!r} is not one of {', '.join(SCORINGS)}")
     if options["logit_type"] not in (None, "bfloat16"):
         raise UsageError(f"logit type {options['logit_type']!r} is not bfloat16; others say what they are")
     check_results(output, force=force, inputs=(path, held["index"], *paths.values()))
@@ -157,12 +171,10 @@ def _build(
     if paths["vocab_map"] is not None:
         options["vocab_map"] = read_array(paths["vocab_map"])
     if held["index"] is not None:
-        options |= {"trie": _open(held["index"], options["engine"]), "scoring": held["scoring"]}
+        options |= {"trie": _open(held["index"], options["engine"]), "scoring": held["scoring"] or "renorm"}
         options["end_token"] = held["end_token"]
         if paths["start_states"] is not None:
             options["start_states"] = read_integers(paths["start_states"], batch_size, 0)
-    elif held["end_token"] is not None or paths["start_states"] is not None:
-        raise UsageError("--eos and --start-states need --index")
     read = time.perf_counter()
     try:
         trees = build_draft_trees(logits, roots, bases, **options)
@@ -195,11 +207,11 @@ def _report(trees: DraftTrees, read: float, built: float, *, json: bool, quiet: 
         print_json(
             {
                 "schema": "flashtrie.draft/1",
-                "trees": len(valid),
-                "nodes": int(valid.sum()),
+                "num_trees": len(valid),
+                "num_nodes": int(valid.sum()),
                 "expected_accepted": mean,
-                "bad_rows": bad,
-                "truncated": truncated,
+                "num_bad_rows": bad,
+                "num_truncated": truncated,
                 "read_s": read,
                 "build_s": built,
             }
@@ -240,7 +252,7 @@ def _show(path: str, index: str | None, engine: str, json: bool) -> None:
     if absent:
         raise InputError(f"lacks {absent[0]}", file=path, hint="only --format arrays can be shown")
     if not is_tree(arrays):
-        raise InputError("its parents make no trees", file=path)
+        raise InputError("its arrays make no trees", file=path)
     text_of = None if index is None else _texts(_open(index, engine))
     trees = [describe(arrays, batch) for batch in range(len(arrays["valid_counts"]))]
     if json:

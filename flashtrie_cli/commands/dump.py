@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from flashtrie_cli.commands.common import Debug, Engine, Force, IndexPath, Json, Quiet
+from flashtrie_cli.commands.common import Debug, Engine, Force, IndexPath, Json, Output, Quiet
 
 
 def command(
     index: IndexPath,
-    output: Annotated[str, typer.Option("--output", "-o", help="File to write; - is stdout.")] = "-",
+    output: Output = "-",
     ids: Annotated[bool, typer.Option("--ids", help="Token ids, also where the index holds text.")] = False,
     engine: Engine = "auto",
     force: Force = False,
@@ -23,8 +23,8 @@ def command(
 
     A line a key, in ascending order of its tokens; with values, a TAB and the value.
 
-    Building from a dump gives the same index (with --ids and the same tokenizer.json for Hugging Face vocabularies),
-    but for keys with several values (--duplicates all), which stand between blanks.
+    Building from a dump gives the same index (with --ids and the same tokenizer.json for Hugging Face vocabularies).
+    Only keys with several values (--duplicates all) cannot be read back: their values stand between blanks.
     JSON lines hold key_id, tokens, text and value.
     """
     from flashtrie_cli.index import Index

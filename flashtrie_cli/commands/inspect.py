@@ -15,16 +15,19 @@ def command(
         bool,
         typer.Option("--verify", help="Check every checksum, the digest and all counts; exit 3 on damage."),
     ] = False,
-    levels: Annotated[bool, typer.Option("--levels", help="Nodes, keys and fan-outs of each level.")] = False,
+    levels: Annotated[
+        bool, typer.Option("--levels", help="Nodes, keys and fan-outs of each level of a trie.")
+    ] = False,
     threads: Threads = 1,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show what is in an index, and check it.
 
-    Header, sections, counts and bits a key by part; --json for CI.
+    Header, sections, counts and bits a key by part; of token masks, nodes and allowed tokens. --json for CI.
     """
     from flashtrie_cli.commands.common import thread_count
+    from flashtrie_cli.errors import UsageError
     from flashtrie_cli.format import layout
     from flashtrie_cli.format.reader import IndexFile
     from flashtrie_cli.index import Index
@@ -34,7 +37,9 @@ def command(
 
     file = IndexFile.open(index)
     if file.kind == layout.KIND_TOKEN_MASKS:
-        described = describe_mask_index(file, verify=verify)
+        if levels:
+            raise UsageError("--levels is for token tries; this holds token masks")
+        described = describe_mask_index(file, verify=verify, threads=thread_count(threads))
         if json:
             print_json({"schema": "flashtrie.inspect/1", **described})
         else:
@@ -77,6 +82,14 @@ def _show_masks(d: dict[str, Any]) -> None:
         [[f"{one['node']:,}", f"{one['num_allowed']:,}"] for one in d["largest"]],
     )
     _show_sections(d["sections"])
+    _show_verified(d)
+
+
+def _show_verified(d: dict[str, Any]) -> None:
+    from flashtrie_cli.report import write_line
+
+    for line in d.get("verified", ()):
+        write_line(f"verified {line}")
 
 
 def _show_sections(sections: list[dict[str, Any]]) -> None:
@@ -99,7 +112,7 @@ def _show_sections(sections: list[dict[str, Any]]) -> None:
 
 
 def _show(d: dict[str, Any]) -> None:
-    from flashtrie_cli.report import size_text, table, write_line
+    from flashtrie_cli.report import size_text, table
 
     vocabulary = d["tokenizer"] + (f", {d['num_words']:,} entries" if d["num_words"] is not None else "")
     rows = [
@@ -140,8 +153,7 @@ def _show(d: dict[str, Any]) -> None:
             [(heading, "right") for heading in headings],
             [_level_row(level) for level in d["levels"]],
         )
-    for line in d.get("verified", ()):
-        write_line(f"verified {line}")
+    _show_verified(d)
 
 
 def _tail_rows(d: dict[str, Any]) -> list[tuple[str, str]]:

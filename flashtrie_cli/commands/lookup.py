@@ -56,6 +56,8 @@ def command(
 
     if mode not in MODES:
         raise UsageError(f"mode {mode!r} is not one of {', '.join(MODES)}")
+    if limit and mode == "exact":
+        raise UsageError("--limit goes with --mode prefix or common-prefix")
     opened = Index.open(index, engine=engine, threads=thread_count(threads))
     asked = found = 0
     watch = TsvWatch()
@@ -64,8 +66,8 @@ def command(
             for answer in _answers(opened, batch, mode, limit):
                 asked += answer.is_new
                 found += answer.is_new and answer.key_id is not None
-                if not json and answer.key is not None:
-                    watch.check([answer.key])
+                if not json:
+                    watch.check([answer.line.decode("utf-8", "replace"), answer.key or ""])
                 out.write(_json(answer, mode) if json else _tsv(answer, mode))
     summary([("lines", f"{asked:,}"), ("found", f"{found:,}")], quiet=quiet)
     if every and found < asked:

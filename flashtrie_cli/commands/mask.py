@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flashtrie_cli.commands.common import Debug, Force, IndexPath, Json, Threads
+from flashtrie_cli.commands.common import Debug, Force, IndexPath, Json, Output, Quiet, Threads
 
 if TYPE_CHECKING:
     from flashtrie_cli.query.token_masks import TokenMasks
+
+MAX_FILE_SIZE = 1 << 30
+"""Of prefixes, which are all held at once."""
 
 
 def command(
@@ -23,15 +26,14 @@ def command(
     ids: Annotated[
         bool, typer.Option("--ids", help="Prefixes are token ids between blanks, not text.")
     ] = False,
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="OUT", help="File to write; - is stdout.")
-    ] = "-",
+    output: Output = "-",
     output_format: Annotated[
         str, typer.Option("--format", help="tsv, jsonl, or npy (int32 mask words, a row a prefix).")
     ] = "tsv",
     force: Force = False,
     threads: Threads = 1,
     json: Json = False,
+    quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Show which tokens are allowed after each prefix.
@@ -61,9 +63,10 @@ def command(
 def _lines(path: str | None) -> list[bytes]:
     if path is None:
         return [b""]
+    from flashtrie_cli.inputs.lines import UTF8_BOM
     from flashtrie_cli.inputs.source import read_whole
 
-    lines = read_whole(path, 1 << 30).split(b"\n")
+    lines = read_whole(path, MAX_FILE_SIZE).removeprefix(UTF8_BOM).split(b"\n")
     if lines[-1] == b"":
         lines.pop()
     return [line.removesuffix(b"\r") for line in lines]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flashtrie_cli.commands.common import Debug, Engine, Force, IndexPath, Json, Quiet, Threads
+from flashtrie_cli.commands.common import Debug, Engine, Force, IndexPath, Json, Output, Quiet, Threads
 
 if TYPE_CHECKING:
     from flashtrie_cli.index import Index
@@ -49,9 +49,7 @@ def command(
     engine: Engine = "auto",
     device: Annotated[int, typer.Option(min=0, help="GPU to use, with the cuda engine.")] = 0,
     threads: Threads = 1,
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="OUT", help="File to write; - is stdout.")
-    ] = "-",
+    output: Output = "-",
     output_format: Annotated[
         str, typer.Option("--format", help="tsv, jsonl, npz, or wire (the FlashTrie paper's layout).")
     ] = "tsv",
@@ -87,6 +85,8 @@ def command(
     chosen = "jsonl" if json else output_format
     if chosen not in FORMATS:
         raise UsageError(f"format {chosen!r} is not one of {', '.join(FORMATS)}")
+    if device and engine in ("cpu", "reference"):
+        raise UsageError(f"--device is for the cuda engine, not for {engine}")
     check_results(output, force=force, inputs=(index, proposals))
     began = time.perf_counter()
     opened = Index.open(

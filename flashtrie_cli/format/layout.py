@@ -133,3 +133,20 @@ class Section:
             self.checksum,
             b"",
         )
+
+
+MAX_TEXT_RATIO = 1000
+MIN_TEXT_LIMIT = 64 << 20
+"""Bytes that a vocabulary may take whatever its stored size: one word may be as long as a line."""
+
+
+def has_sound_size(section: Section, num_nodes: int) -> bool:
+    """Whether a vocabulary's section unpacks to no more than can be true, so that a few bytes claim no gigabytes.
+
+    Text compresses tenfold, not a thousandfold. Ends of words that are equally long do, but each word labels a node.
+    What builds an index refuses what this refuses.
+    """
+    limit = MIN_TEXT_LIMIT + MAX_TEXT_RATIO * section.stored_size
+    if section.name == WORD_ENDS:
+        limit = max(limit, 8 * num_nodes)
+    return section.raw_size <= limit

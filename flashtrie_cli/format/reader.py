@@ -16,6 +16,7 @@ import numpy.typing as npt
 import zstandard
 
 from flashtrie_cli.errors import IndexFileError
+from flashtrie_cli.files import STANDARD
 from flashtrie_cli.format import frames, layout
 from flashtrie_cli.format.layout import Section
 
@@ -63,7 +64,8 @@ class IndexFile:
                 data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise IndexFileError(f"cannot be read: {reason}", file=path) from error
+            hint = "an index is mapped, so it must be a file, not stdin" if path == STANDARD else None
+            raise IndexFileError(f"cannot be read: {reason}", file=path, hint=hint) from error
         return _open(path, data)
 
     def has(self, name: str) -> bool:

@@ -58,7 +58,7 @@ class IndexWriter:
         self._kind = kind
         self._version = version
         self._output = atomic_output(path, force=force)
-        self._sections: list[layout.Section] = []
+        self.sections: list[layout.Section] = []
         self._frame_sizes: list[int] = []
         self._offset = 0
 
@@ -107,7 +107,7 @@ class IndexWriter:
 
         Pieces are compressed a few ahead, and written in order; no more of the section than that is held.
         """
-        if len(self._sections) == layout.MAX_SECTIONS:
+        if len(self.sections) == layout.MAX_SECTIONS:
             raise OutputError("too many sections", file=self.path)
         self._write(b"\0" * (-self._offset % layout.ALIGNMENT))
         begin, raw_size, checksum = self._offset, 0, 0
@@ -147,7 +147,7 @@ class IndexWriter:
             if pool is not None:
                 pool.shutdown(cancel_futures=True)
         self._frame_sizes += frame_sizes
-        self._sections.append(
+        self.sections.append(
             layout.Section(
                 name,
                 self._codec,
@@ -170,7 +170,7 @@ class IndexWriter:
     def _finish(self) -> None:
         self._write(b"\0" * (-self._offset % layout.ALIGNMENT))
         table_offset = self._offset
-        table = b"".join(section.pack() for section in self._sections)
+        table = b"".join(section.pack() for section in self.sections)
         table += np.array(self._frame_sizes, "<u4").tobytes()
         table += b"\0" * (-len(table) % layout.ALIGNMENT)
         digest = hashlib.blake2b(self._header + table, digest_size=16).digest()
@@ -178,12 +178,11 @@ class IndexWriter:
         size = self._offset + layout.FOOTER.size
         self._write(
             layout.FOOTER.pack(
-                layout.END_MAGIC, table_offset, len(self._sections), len(self._frame_sizes), size, digest, b""
+                layout.END_MAGIC, table_offset, len(self.sections), len(self._frame_sizes), size, digest, b""
             )
         )
         self.digest = digest.hex()
         self.file_size = size
-        self.sections = tuple(self._sections)
 
 
 def reframe(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:

@@ -56,7 +56,7 @@ def open_raw(path: str) -> BinaryIO:
 
 
 def unreadable(path: str, error: OSError) -> InputError:
-    return InputError(f"cannot read: {error.strerror or error}", file=path)
+    return InputError(f"cannot be read: {error.strerror or error}", file=path)
 
 
 def file_size(path: str) -> int | None:

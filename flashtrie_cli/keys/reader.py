@@ -26,6 +26,7 @@ from flashtrie_cli.keys.jsonl_keys import JsonlParser
 from flashtrie_cli.keys.parsing import LineFormat, ParsedLines, parse_ids
 from flashtrie_cli.keys.text_keys import parse_text
 from flashtrie_cli.keys.tokenizers import Tokenizer
+from flashtrie_cli.keys.vocabulary import WordVocabulary
 
 InputKind = Literal["text", "ids", "jsonl", "npz"]
 INPUT_KINDS: tuple[InputKind, ...] = ("text", "ids", "jsonl", "npz")
@@ -77,6 +78,11 @@ class KeyReader:
             raise UsageError(f"input kind {self.kind!r} is not one of {', '.join(INPUT_KINDS)}")
         if self.kind == "text" and self.tokenizer is None:
             raise UsageError("text input needs a tokenizer", hint="--tokenizer words, or a tokenizer.json")
+        if self.kind in ("ids", "npz") and isinstance(self.tokenizer, WordVocabulary):
+            raise UsageError(
+                f"--tokenizer words makes its own ids of words, but {self.kind} input has ids already",
+                hint="leave --tokenizer out",
+            )
         if self.values_column is not None:
             if self.kind not in ("text", "ids"):
                 raise UsageError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -174,7 +174,7 @@ def draft_workspace_size(
 
 
 def _check_options(num_nodes: int, first_row: int, padding: str, scoring: str, engine: str) -> None:
-    if not 1 <= num_nodes <= MAX_NUM_NODES:
+    if not isinstance(num_nodes, SupportsIndex) or not 1 <= int(num_nodes) <= MAX_NUM_NODES:
         raise UsageError(f"number of nodes {num_nodes} is not between 1 and {MAX_NUM_NODES}")
     if first_row not in (0, 1):
         raise UsageError(f"first row {first_row} is neither 0 nor 1")
@@ -190,6 +190,8 @@ def _check_options(num_nodes: int, first_row: int, padding: str, scoring: str, e
 def _plan(
     logits: Any, num_nodes: int, top_k: int, first_row: int, padding: str, logit_type: str | None
 ) -> DraftPlan:
+    if not hasattr(logits, "shape") or not hasattr(logits, "dtype"):
+        raise InputError(f"logits are a {type(logits).__name__}, not an array")
     shape = tuple(int(size) for size in logits.shape)
     if len(shape) != 3:
         raise InputError(f"logits have {len(shape)} dimensions instead of 3 [batch, block, vocabulary]")
@@ -198,7 +200,7 @@ def _plan(
         raise InputError(f"a block of {block_size} rows drafts nothing (at least 2)")
     if not 1 <= vocab_size <= _INT32_MAX:
         raise InputError(f"vocabulary of {vocab_size} tokens")
-    if not 1 <= top_k <= vocab_size:
+    if not isinstance(top_k, SupportsIndex) or not 1 <= int(top_k) <= vocab_size:
         raise UsageError(f"top-k {top_k} is not between 1 and the vocabulary's {vocab_size}")
     kind = _logit_type(logits, logit_type)
     return DraftPlan(

@@ -61,23 +61,6 @@ def links(
     return first_child, next_sibling
 
 
-def parents_of(
-    first_child: npt.NDArray[np.integer[Any]], next_sibling: npt.NDArray[np.integer[Any]]
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """(parents int32 [B, N], valid counts int32 [B]) back from links; -1 for the root and for padding."""
-    parents = np.full(first_child.shape, NONE, np.int32)
-    valid_counts = np.ones(len(first_child), np.int32)
-    for batch, (children, siblings) in enumerate(
-        zip(first_child.tolist(), next_sibling.tolist(), strict=True)
-    ):
-        for node, child in enumerate(children):
-            while child != NONE:
-                parents[batch, child] = node
-                valid_counts[batch] += 1
-                child = siblings[child]
-    return parents, valid_counts
-
-
 def sglang(trees: DraftTrees, base_lengths: npt.NDArray[np.int64], tree_mask: str = "tree") -> Arrays:
     """What SGLang's ``build_tree_kernel_efficient`` leaves for its verify step.
 

@@ -72,8 +72,11 @@ def lines(tree: dict[str, Any], text_of: Callable[[int], str] | None) -> Iterato
 
 
 def missing(arrays: Arrays) -> list[str]:
-    """Names of the arrays that a tree's drawing needs and the file lacks, or has in another shape."""
-    absent = [name for name in NEEDED if name not in arrays]
+    """Names of the arrays that a tree's drawing needs and the file lacks, or has in another shape or type."""
+    kinds = {name: "f" if name == "node_scores" else "iu" for name in NEEDED}
+    absent = [
+        name for name, kind in kinds.items() if name not in arrays or arrays[name].dtype.kind not in kind
+    ]
     if absent:
         return absent
     shape = arrays["node_token_ids"].shape
@@ -84,11 +87,13 @@ def missing(arrays: Arrays) -> list[str]:
 
 
 def is_tree(tree_arrays: Arrays) -> bool:
-    """Whether the parents make trees: each before its children, valid counts within the shape."""
+    """Whether the parents make trees: each before its children, valid counts within the shape, scores log-probs."""
     parents, valid = tree_arrays["parent_ids"], tree_arrays["valid_counts"]
     num_nodes = parents.shape[1]
     if np.any((valid < 1) | (valid > num_nodes)):
         return False
     inside = np.arange(num_nodes)[None, :] < valid[:, None]
+    if not np.all(tree_arrays["node_scores"][inside] <= 0):
+        return False
     inside[:, :1] = False
     return bool(np.all(~inside | ((parents >= 0) & (parents < np.arange(num_nodes)[None, :]))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsFloat, SupportsIndex
 
 from flashtrie_cli.errors import UsageError
 
@@ -26,7 +26,7 @@ class SearchPlan:
     proposal) pair is dropped unless ``logprob > token_threshold`` and ``score + logprob > sequence_threshold``.
     ``eos``: the token whose log-prob at the next step a finished key must add; None adds nothing. ``padding``: the
     token of an empty slot. Defaults differ from the paper's deployment (alpha 5.0, thresholds -20 and -200 when
-    permissive): here nothing is dropped unless asked.
+    permissive): here nothing is dropped unless asked. Raises UsageError for what is out of range.
     """
 
     beam_width: int = 100
@@ -38,6 +38,7 @@ class SearchPlan:
     padding: int = PADDING
 
     def __post_init__(self) -> None:
+        self._check_types()
         if not 1 <= self.beam_width <= MAX_BEAM_WIDTH:
             raise UsageError(f"beam width {self.beam_width} is not between 1 and {MAX_BEAM_WIDTH}")
         if self.num_results is not None and not 1 <= self.num_results <= MAX_BEAM_WIDTH:
@@ -50,6 +51,16 @@ class SearchPlan:
                 raise UsageError(f"{name.replace('_', ' ')} is not a number")
         if self.eos is not None and not 0 <= self.eos < 1 << 31:
             raise UsageError(f"end-of-sequence token {self.eos} is not between 0 and {(1 << 31) - 1}")
+
+    def _check_types(self) -> None:
+        for name in ("beam_width", "num_results", "eos", "padding"):
+            value = getattr(self, name)
+            if not (isinstance(value, SupportsIndex) or (value is None and name in ("num_results", "eos"))):
+                raise UsageError(f"{name} is {value!r}, not an integer")
+        for name in ("alpha", "token_threshold", "sequence_threshold"):
+            value = getattr(self, name)
+            if not isinstance(value, SupportsFloat):
+                raise UsageError(f"{name} is {value!r}, not a number")
 
     @property
     def result_limit(self) -> int:

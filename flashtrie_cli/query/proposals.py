@@ -51,6 +51,8 @@ def _read(path: str, limits: Limits, vocabulary: Vocabulary | None, stats: ReadS
     with open_raw(path) as file:
         raw = RawReader(path, file, stats, None)
         head = raw.peek(len(NPY_MAGIC))
+        if not head and path == STDIN:
+            return  # a filter before us let nothing through; an empty file was hardly meant
         if not head:
             raise InputError("is empty", file=path)
         if head.startswith(NPY_MAGIC):

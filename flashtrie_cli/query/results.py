@@ -44,7 +44,9 @@ class SearchResults:
         return len(self.key_ids)
 
     def hits(self, query: int) -> list[Hit]:
-        """The hits of one query as objects; for a look, not for a loop over millions."""
+        """The hits of one query as objects; for a look, not for a loop over millions. Raises IndexError."""
+        if not 0 <= query < self.num_queries:
+            raise IndexError(f"query {query} is not one of {self.num_queries}")
         begin, end = int(self.hit_offsets[query]), int(self.hit_offsets[query + 1])
         offsets = self.token_offsets
         return [

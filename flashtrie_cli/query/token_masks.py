@@ -27,8 +27,6 @@ from flashtrie_cli.format.writer import IndexWriter
 from flashtrie_cli.query.token_states import REJECTED, TokenStates
 from flashtrie_cli.trie.token_bytes import MAX_VOCAB_SIZE, TokenBytes
 
-WORD_BITS = 32
-
 _ARRAYS = {
     "rows": np.uint16,
     "entries": np.uint32,

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flashtrie_cli.errors import InputError
+
 REJECTED = 0xFFFF_FFFF
 """What ``walk`` answers for tokens that lead nowhere."""
 
@@ -47,15 +49,15 @@ class TokenStates:
         self, states: npt.ArrayLike, tokens: npt.ArrayLike
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
         """Each state after its token, and whether the token was allowed; where it was not the state stays."""
-        after = np.array(states, np.uint32)
-        return after, self._native.advance(after, np.asarray(tokens, np.int64))
+        after = state_array(states).copy()
+        return after, self._native.advance(after, _token_array(tokens))
 
     def walk(self, token_rows: npt.ArrayLike) -> npt.NDArray[np.uint32]:
         """The state after each row of tokens [rows, length] from the beginning, uint32.
 
         REJECTED where a token was not allowed; tokens behind an end-of-sequence token are not looked at.
         """
-        rows = np.ascontiguousarray(token_rows, np.int64)
+        rows = _token_array(token_rows)
         if rows.ndim != 2:
             raise ValueError(f"token rows have two dimensions, not {rows.ndim}")
         return self._native.walk(rows)
@@ -78,4 +80,23 @@ class TokenStates:
 
 
 def state_array(states: npt.ArrayLike) -> npt.NDArray[np.uint32]:
-    return np.ascontiguousarray(states, np.uint32)
+    """States as contiguous uint32. Raises InputError for what is no number of one."""
+    array = np.asarray(states)
+    if array.dtype == np.uint32:  # as all answers have them: nothing to look at in the loop of a generation
+        return np.ascontiguousarray(array)
+    if array.size and array.dtype.kind not in "iu":
+        raise InputError(f"states are {array.dtype}, not integers")
+    if array.size and not (int(array.min()) >= 0 and int(array.max()) <= REJECTED):
+        raise InputError(f"states are from 0 to {REJECTED - 1}, not {int(array.min())} to {int(array.max())}")
+    return np.ascontiguousarray(array, np.uint32)
+
+
+def _token_array(tokens: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Tokens as contiguous int64; those that no vocabulary has are not allowed, and no error. Raises InputError."""
+    try:
+        array = np.asarray(tokens)
+    except ValueError:
+        raise InputError("token rows differ in length", hint="walk rows of one length at a time") from None
+    if array.size and array.dtype.kind not in "iu":
+        raise InputError(f"tokens are {array.dtype}, not integers")
+    return np.ascontiguousarray(array, np.int64)

@@ -34,6 +34,8 @@ class TrieSteps(TokenStates):
         if not 1 <= vocab_size <= MAX_WIDTH:
             raise UsageError(f"a vocabulary size of {vocab_size} is not between 1 and {MAX_WIDTH}")
         self.eos = tuple(sorted(set(eos)))
+        if self.eos and self.eos[0] < 0:
+            raise UsageError(f"end-of-sequence id {self.eos[0]} is negative")
         self.vocab_size = vocab_size
         self._trie, self._resident = trie, resident
         try:

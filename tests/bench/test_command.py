@@ -12,6 +12,7 @@ import pytest
 from program import assert_one_line, whole_app
 from typer.testing import CliRunner
 
+from flashtrie_cli.build import build_index
 from flashtrie_cli.engine.cpu import CpuEngine
 from flashtrie_cli.errors import InputError, UsageError
 
@@ -173,11 +174,32 @@ def test_finished_cases_survive_an_interrupt(tmp_path, monkeypatch):
         ["-b", "0"],
         ["-w", "index"],
         ["--max-slowdown", "0.5", "--against", "x"],
+        ["--max-slowdown", "1.2"],
     ],
 )
 def test_bad_usage(arguments):
     result = CliRunner().invoke(whole_app(), ["bench", *arguments])
     assert isinstance(result.exception, UsageError), result.output
+
+
+def test_one_query_over_a_handful_of_keys(tmp_path):
+    index, grid = tmp_path / "i.ft", tmp_path / "g.jsonl"
+    build_index([[0, 1], [0, 2, 3]], str(index))
+    grid.write_text('{"tokens": [[0, 1], [2, 1], [3]], "logprobs": [[-1, -2], [-1, -2], [-1]]}\n')
+    arguments = [
+        "-w",
+        "index",
+        "--index",
+        str(index),
+        "--proposals",
+        str(grid),
+        "--seconds",
+        "0.05",
+        "-b",
+        "50",
+    ]
+    result = CliRunner().invoke(whole_app(), ["bench", *arguments])
+    assert result.exit_code == 0, result.output
 
 
 def test_builds_in_processes_of_their_own(tmp_path):

@@ -82,6 +82,12 @@ def test_marginal_runs_dry(sample):
     assert tail.max() < 60
 
 
+def test_an_index_with_fewer_tokens_than_slots():
+    head = np.arange(5, dtype=np.uint32)
+    tail = draw_tail(np.random.default_rng(0), head, head, 95, 7)
+    assert len(np.unique(np.concatenate((head, tail)))) == 100
+
+
 def test_grids_hold_their_targets(small_index, sample):
     grids = nar_grids(sample, num_queries=20, num_slots=60, num_tokens=200, seed=1)
     assert (np.diff(grids.logprobs, axis=2) <= 0).all()

@@ -20,6 +20,9 @@ from strategies import LARGEST, key_lists
 from flashtrie_cli import BuildOptions, Index, build, build_index
 from flashtrie_cli.engine import cpu
 from flashtrie_cli.errors import FlashtrieError, InputError
+from flashtrie_cli.format import layout
+from flashtrie_cli.keys.reader import KeyReader
+from flashtrie_cli.keys.vocabulary import WordVocabulary
 from flashtrie_cli.trie.builder import DUPLICATE_RULES
 
 make_builder = build.make_builder
@@ -165,3 +168,28 @@ def test_arrays_of_any_integers(tmp_path: Path) -> None:
             options=BuildOptions(force=True),
         )
         assert (tmp_path / "i").read_bytes() == expected
+
+
+def test_what_a_reader_would_refuse_is_not_written(tmp_path: Path) -> None:
+    def build_words(codec: str) -> Path:
+        words = tmp_path / "words"
+        words.write_text("w" * (1 << 20))
+        path = tmp_path / f"{codec}.ft"
+        vocabulary = WordVocabulary()
+        reader = KeyReader([str(words)], kind="text", tokenizer=vocabulary)
+        build_index(reader, str(path), tokenizer=vocabulary, options=BuildOptions(codec=codec))
+        return path
+
+    with mock.patch.object(layout, "MIN_TEXT_LIMIT", 0):
+        with pytest.raises(InputError, match="--codec raw"):
+            build_words("zstd")
+        assert not (tmp_path / "zstd.ft").exists()
+        assert len(Index.open(str(build_words("raw")))) == 1
+    assert len(Index.open(str(build_words("zstd")))) == 1
+
+
+def test_ends_of_words_of_one_length_may_take_next_to_nothing() -> None:
+    """As those of a hundred million hashes do."""
+    ends = layout.Section(layout.WORD_ENDS, layout.CODEC_ZSTD, 8, 0, 1000, 8 * 10**8, 1, 0)
+    assert layout.has_sound_size(ends, 10**8 + 1)
+    assert not layout.has_sound_size(ends, 10**7)

@@ -261,6 +261,12 @@ LIES: dict[str, tuple[str, str, Lie, str]] = {
         section("word_text", lambda raw: raw.replace(b"york", b"york")[::-1]),
         "vocabulary",
     ),
+    "words: gigabytes of them": (
+        "words",
+        "zstd",
+        section("word_text", lambda raw: bytes(80 << 20)),
+        "times its size",
+    ),
     "words: no UTF-8": ("words", "zstd", section("word_text", lambda raw: raw[:-1] + b"\xff"), "vocabulary"),
     "words: a space in one": (
         "words",

@@ -320,6 +320,8 @@ class TestErrors:
         assert "needs a tokenizer" in error_of([path], kind="text")
         assert "columns are counted from 1" in error_of([path], values_column=0)
         assert "says its values itself" in error_of([path], kind="jsonl", values_column=1)
+        for kind in ("ids", "npz"):
+            assert "has ids already" in error_of([path], kind=kind, tokenizer=WordVocabulary())
         assert "--lowercase" in error_of([path], lowercase=True)
         assert "once only" in error_of(["-", "-"])
         assert "'csv'" in error_of([path], kind="csv")

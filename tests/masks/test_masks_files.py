@@ -287,7 +287,7 @@ def test_build_reports_and_refuses(tmp_path):
         ({"vocab_size": (1 << 24) + 1}, "16777217 is not between"),
         ({"vocab_size": 1 << 40}, "is not between"),
         ({"vocab_size": 1 << 70}, "is not between"),
-        ({"eos": str(1 << 40)}, "is not between"),
+        ({"eos": str(1 << 40)}, "end-of-sequence id 1099511627776 is above"),
         ({"tokenizer": "words"}, "not of words"),
         ({"pointer": "/x"}, "--json-schema"),
     ],
@@ -339,6 +339,27 @@ def test_added_tokens_may_be_left_out(tmp_path):
     refused = run_flashtrie("build", str(source), "-o", out, "--no-added-tokens", "--force")
     assert refused.returncode == 2
     assert b"go with --masks" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "first", "width"),
+    [
+        ([], {"y", "ye", "yes"}, len(VOCABULARY)),
+        (["--json-quoted"], {'"'}, len(VOCABULARY)),
+        (["--prefix-space"], {" "}, len(VOCABULARY)),
+        (["--vocab-size", "1000"], {"y", "ye", "yes"}, 1000),
+    ],
+)
+def test_options_of_the_build(tmp_path, flags, first, width):
+    source, out = tmp_path / "set.txt", str(tmp_path / "set.ftrie")
+    source.write_text("yes\n")
+    done = run_flashtrie(
+        "build", source, "-o", out, "--masks", "--tokenizer", voc1(tmp_path), "--eos", "1", *flags
+    )
+    assert done.returncode == 0, done.stderr
+    opened = TokenMasks.open(out)
+    assert opened.vocab_size == width
+    assert {opened.tokens[token].decode() for token in opened.allowed(0).tolist()} == first
 
 
 def test_statistics(masks):
@@ -407,12 +428,27 @@ def test_mask_command(masks, tmp_path):
     numbers = [int(line.split(b"\t")[0]) for line in found.stdout.splitlines()]
     assert set(numbers) == {0, 1}
 
+    marked = run("mask", path, "-", "--quiet", stdin=b"\xef\xbb\xbfyes\n")
+    assert marked.stdout == run("mask", path, "-", stdin=b"yes\n").stdout != b""
+
     packed = str(tmp_path / "rows.npy")
     assert run("mask", path, "-", "--format", "npy", "-o", packed, stdin=b"yes\nzebra\n").returncode == 0
     rows = np.load(packed)
     want = masks.bitmask(2)
     masks.fill([masks.walk_bytes(b"yes"), masks.ended], want)
     assert np.array_equal(rows, want)
+
+
+def test_inspect_says_what_was_verified(masks, tmp_path):
+    path = tmp_path / "set.ftrie"
+    masks.save(str(path))
+    assert b"verified" not in run("inspect", path).stdout
+    assert b"\nverified checksums of 8 sections\n" in run("inspect", path, "--verify", "-j", 2).stdout
+    assert len(json.loads(run("inspect", path, "--verify", "--json").stdout)["verified"]) == 2
+    damaged = bytearray(path.read_bytes())
+    damaged[80] ^= 1  # in the first section
+    path.write_bytes(damaged)
+    assert run("inspect", path, "--verify").returncode == 3
 
 
 def test_ids_of_any_length(masks, tmp_path):
@@ -435,6 +471,7 @@ def test_mask_command_errors(masks, tmp_path):
         (["mask", path, "-", "--ids"], 2, b"-:1: 'x' is not a token id"),
         (["mask", path, "--format", "npy"], 2, b"npy goes to a file"),
         (["mask", path, "--format", "xml"], 2, b"is not one of"),
+        (["inspect", path, "--levels"], 2, b"--levels is for token tries"),
     ]:
         found = run(*arguments, stdin=b"x y\n")
         assert found.returncode == code, found.stderr

@@ -80,6 +80,12 @@ class TestTextsInTsv:
         assert_one_line(done.stderr, "warning", "TAB or a line break", "--json")
         assert done.stdout.count(name.encode()) == 2
 
+    @pytest.mark.parametrize("mode", ["exact", "prefix"])
+    def test_a_line_that_is_looked_up(self, flashtrie: Run, words_index: Path, mode: str) -> None:
+        done = flashtrie("lookup", words_index, "-q", "--mode", mode, stdin=b"new\tyork\n")
+        assert (done.returncode, done.stdout[:9]) == (0, b"new\tyork\t")
+        assert_one_line(done.stderr, "warning", "TAB or a line break")
+
     def test_nothing_to_warn_of(self, flashtrie: Run, words_index: Path) -> None:
         for ids in ((None,), ("plain", "näme")):
             done = flashtrie("search", words_index, "-", "--quiet", stdin=lines(*ids))

@@ -18,6 +18,13 @@ BEYOND = "9" * 5000
 """More digits than Python reads."""
 
 
+def test_nothing_asked_is_nothing_answered(flashtrie: Run, words_index: Path) -> None:
+    """A filter before us may let nothing through."""
+    for command in (["lookup"], ["search"]):
+        done = flashtrie(*command, words_index, "-", "--quiet", stdin=b"")
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
 @pytest.mark.parametrize("squeeze", [gzip.compress, lambda data: zstandard.ZstdCompressor().compress(data)])
 def test_compressed_questions(flashtrie: Run, words_index: Path, tmp_path: Path, squeeze) -> None:
     path = tmp_path / "questions"
