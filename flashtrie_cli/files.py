@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
@@ -62,20 +64,16 @@ def atomic_output(path: str, *, force: bool = True) -> Iterator[BinaryIO]:
             yield special
         return
     directory = os.path.dirname(target)
-    try:
-        descriptor, beside = tempfile.mkstemp(
-            prefix=f".{os.path.basename(target)[:100]}.", suffix=".part", dir=directory
-        )
-    except OSError as error:
-        raise OutputError(f"cannot be written: {error.strerror}", file=path) from error
-    try:
-        with naming(path), os.fdopen(descriptor, "wb") as file:
+    beside = os.path.join(directory, f".{os.path.basename(target)[:100]}.{secrets.token_hex(8)}.part")
+    try:  # from before there is a file: a signal may come as soon as there is one
+        try:
+            file = open(beside, "xb")
+        except OSError as error:
+            raise OutputError(f"cannot be written: {error.strerror}", file=path) from error
+        with naming(path), file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(beside, 0o666 & ~mask)
         os.replace(beside, target)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -109,13 +107,16 @@ def scratch_directory(path: str) -> Iterator[str]:
 
     What is written to a device or a pipe has no room beside it: there it is the system's. Raises OutputError.
     """
-    beside = None if is_special(path) else os.path.dirname(os.path.realpath(path))
-    try:
-        made = tempfile.TemporaryDirectory(prefix=".flashtrie-", dir=beside)
-    except OSError as error:
-        raise OutputError(f"no temporary files beside it: {error.strerror}", file=path) from error
-    with made as scratch:
+    beside = tempfile.gettempdir() if is_special(path) else os.path.dirname(os.path.realpath(path))
+    scratch = os.path.join(beside, f".flashtrie-{secrets.token_hex(8)}")
+    try:  # from before there is a directory: a signal may come as soon as there is one
+        try:
+            os.mkdir(scratch, 0o700)
+        except OSError as error:
+            raise OutputError(f"no temporary files beside it: {error.strerror}", file=path) from error
         yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _sync_directory(directory: str) -> None:

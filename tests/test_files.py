@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flashtrie_cli import files
 from flashtrie_cli.errors import OutputError
 from flashtrie_cli.files import atomic_output
 
@@ -90,3 +92,25 @@ def test_refusals(tmp_path: Path) -> None:
     ):
         with pytest.raises(OutputError, match=says), atomic_output(str(path), force=False):
             pass
+
+
+@pytest.mark.parametrize("made_by", ["mkdir", "open"])
+def test_a_signal_as_soon_as_there_is_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_by: str
+) -> None:
+    """It raises where the program stands, which may be right behind the call that made a file or a directory."""
+    real = os.mkdir if made_by == "mkdir" else open
+
+    def make_and_be_interrupted(*arguments: Any, **names: Any) -> None:
+        real(*arguments, **names)
+        raise KeyboardInterrupt
+
+    output = str(tmp_path / "x")
+    if made_by == "mkdir":
+        monkeypatch.setattr(files.os, "mkdir", make_and_be_interrupted)
+    else:
+        monkeypatch.setattr(files, "open", make_and_be_interrupted, raising=False)
+    block = files.scratch_directory(output) if made_by == "mkdir" else files.atomic_output(output)
+    with pytest.raises(KeyboardInterrupt), block:
+        pass
+    assert os.listdir(tmp_path) == []
