@@ -23,15 +23,22 @@ inline void ask_for_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] s
 #endif
 }
 
-// Not initialised.
+// Not initialised. Mapped for itself: what the heap hands out may have been in use before, in small pages, and stays so.
 class HugeWords {
  public:
   explicit HugeWords(size_t count) : size_(count) {
-    const size_t wanted = count * sizeof(uint32_t);
-    const size_t page = wanted >= kHugePage ? kHugePage : kSmallPage;
+    const size_t wanted = count * sizeof(uint32_t), page = wanted >= kHugePage ? kHugePage : kSmallPage;
     const size_t bytes = (wanted / page + 1) * page;
+#if defined(__linux__)
+    const size_t mapped = bytes + page;  // so that whole pages lie within
+    void* const base = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED) throw std::bad_alloc();
+    const uintptr_t begin = (reinterpret_cast<uintptr_t>(base) + page - 1) / page * page;
+    words_ = Owner(reinterpret_cast<uint32_t*>(begin), Unmap{base, mapped});
+#else
     words_.reset(static_cast<uint32_t*>(std::aligned_alloc(page, bytes)));
     if (words_ == nullptr) throw std::bad_alloc();
+#endif
     ask_for_huge_pages(words_.get(), bytes);
   }
 
@@ -39,11 +46,21 @@ class HugeWords {
   uint32_t* data() { return words_.get(); }
 
  private:
+#if defined(__linux__)
+  struct Unmap {
+    void* base;
+    size_t bytes;
+    void operator()(uint32_t*) const { munmap(base, bytes); }
+  };
+  using Owner = std::unique_ptr<uint32_t[], Unmap>;
+  Owner words_{nullptr, Unmap{nullptr, 0}};
+#else
   struct Free {
     void operator()(uint32_t* words) const { std::free(words); }
   };
-  size_t size_;
   std::unique_ptr<uint32_t[], Free> words_;
+#endif
+  size_t size_;
 };
 
 }  // namespace flashtrie

@@ -1,5 +1,7 @@
 // A batch of mask rows that follows a batch of states.
 #pragma once
+#include <array>
+
 #include "huge_words.hpp"
 #include "masks.hpp"
 
@@ -13,64 +15,61 @@ class MaskRows {
  public:
   MaskRows(const MaskSet& masks, size_t num_rows);  // std::length_error for 2^31 words and more
   void fill(const uint32_t* states, size_t count) { show(states, count, nullptr); }  // rows [0, count)
-  // The same, but a state with a long list may be shown by a row behind the batch's: at[i] is the row of state i.
+  // The same, but row at[i] shows state i: one behind the batch's, or that of an equal state before it, if its list is long.
   void share(const uint32_t* states, size_t count, int32_t* at) { show(states, count, at); }
   void forget();  // the caller wrote into the rows: clear them all
 
   uint32_t* words() { return words_.data(); }
   size_t num_rows() const { return long_.size(); }
-  size_t num_behind() const { return num_dense() + spare_.size(); }
+  size_t num_behind() const { return num_dense() + num_spare_; }
 
  private:
-  // Words of the rows, counted from the first row's first, in the order of the rows.
-  class WordList {
-   public:
-    explicit WordList(size_t num_rows) : begins_(num_rows + 1, 0) {}
-    uint32_t* data() { return words_.data(); }
-    size_t room() const { return words_.size(); }
-    void make_room(size_t size) { words_.resize(size); }
-    size_t begin(size_t row) const { return begins_[row]; }
-    void end_row(size_t row, size_t end) { begins_[row + 1] = end; }
-    void append_rows(const WordList& other, size_t first);  // from `first` on, which is the next
-    void clear();
+  // States looked up together, so that their cache misses overlap.
+  static constexpr size_t kChunk = 256;
+  // Places for the states of a batch with longer lists; two that fall together share less.
+  static constexpr size_t kSeenBits = 9;
 
-   private:
-    std::vector<uint32_t> words_;
-    std::vector<size_t> begins_;
+  // A node's entries, what it allows besides (a place of extras_), and the row that shows it.
+  struct Listed {
+    uint32_t first, count, extra, row;
   };
-
-  // Where a node's entries begin, its two bits and what else its row says: copied out of it for a group of states.
-  struct RowParts {
-    uint32_t word, rest;
+  struct Chunk {
+    size_t num_few = 0, num_more = 0;
+    Listed few[kChunk], more[kChunk];
   };
+  enum class Length { few, medium, long_ };
 
   // Tokens that are no entries: of extra_tokens_.
   struct Extra {
     uint32_t first, count;
   };
 
-  struct Lister;
-
   size_t num_dense() const { return masks_.dense_nodes().size(); }
   void show(const uint32_t* states, size_t count, int32_t* at);
-  void ask_for(const uint32_t* states, size_t count, RowParts* parts) const;
-  size_t list_group(const uint32_t* states, const RowParts* parts, size_t begin, size_t end, int32_t* at, size_t size);
-  bool show_elsewhere(size_t row, uint32_t state, int32_t* at);
-  void make_room(size_t size);
-  void set_spare_rows();
-  void show_long(size_t row, uint32_t state, EntryRange range);
-  void clear_long(size_t row);
+  void clear_shown(size_t count);
+  void clear_long(const uint32_t* states, size_t count);
+  void read_chunk(const uint32_t* states, size_t begin, size_t count, Chunk& chunk) const;
+  void list_chunk(const uint32_t* states, Chunk& chunk, int32_t* at);
+  bool is_seen(const uint32_t* states, uint32_t row, int32_t* at);
+  template <Length length>
+  void list(const Listed* listed, size_t count);
+  void make_room(size_t count);
+  void show_long(size_t row, uint32_t state);
+  void keep_extras();
 
   uint32_t* row_at(size_t row) { return words_.data() + row * masks_.num_words(); }
 
   const MaskSet& masks_;
   HugeWords words_;
-  WordList shown_, fresh_;                    // those that are not zero; those that a fill sets
-  std::vector<uint32_t> tokens_;              // whose bits fresh_ are, one a word
-  std::vector<uint32_t> long_;                // the state of each row with a long list that is not in shown_; or kNoState
-  std::vector<std::vector<uint32_t>> spare_;  // of each spare row the words that are not zero, counted from its first
-  std::vector<uint32_t> waiting_;             // the states that spare rows will show, from the first row on
-  std::vector<Extra> extras_;                 // of each byte, of a terminal node, of any other
+  std::vector<uint32_t> shown_;         // the words that are not zero, counted from the first row's first
+  std::vector<uint32_t> tokens_;        // whose bits they are, of those that are listed in this call
+  size_t num_shown_ = 0;
+  std::vector<uint32_t> long_;          // the state of each row with a long list that is not in shown_; or kNoState
+  bool has_long_ = false;               // whether there may be such rows
+  std::vector<uint32_t> waiting_;       // rows of the batch that will have a long list
+  size_t num_spare_, num_used_ = 0;     // spare rows, and those of this call
+  std::array<uint32_t, size_t(1) << kSeenBits> seen_{};  // by a state's hash the row of the last such state, maybe of an older call
+  std::vector<Extra> extras_;           // by a row's two bits and its byte
   std::vector<uint32_t> extra_tokens_;
   uint32_t num_entries_, most_extra_ = 0;
 };

@@ -172,6 +172,7 @@ void MaskSet::advance_each(uint32_t* states, const int64_t* tokens, bool* allowe
       const uint32_t next = in_vocabulary ? advance(masks_, states[i], static_cast<uint32_t>(tokens[i])) : kRejected;
       allowed[i] = next != kRejected;
       if (allowed[i]) states[i] = next;
+      prefetch_row(states[i]);  // which a fill reads next
     }
   }
 }
