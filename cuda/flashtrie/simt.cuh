@@ -28,12 +28,6 @@ FT_DEVICE uint32_t lanes_below() { return (1u << lane()) - 1; }
 
 FT_DEVICE void sync_block() { __syncthreads(); }
 FT_DEVICE void sync_warp() { __syncwarp(); }
-// Barrier over a part of the block's warps, `num_threads` in all. Parts are numbered from 1.
-FT_DEVICE void sync_part(int part, uint32_t num_threads) {
-  __syncwarp();
-  asm volatile("barrier.sync %0, %1;" ::"r"(part), "r"(num_threads) : "memory");
-}
-FT_DEVICE void fence_device() { __threadfence(); }
 
 FT_DEVICE uint32_t ballot(bool vote) { return __ballot_sync(kAllLanes, vote); }
 FT_DEVICE bool any(bool vote) { return __any_sync(kAllLanes, vote); }

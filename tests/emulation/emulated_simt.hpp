@@ -37,7 +37,6 @@ struct Block {
   std::vector<unsigned char> memory;
   unsigned char* shared = nullptr;  // aligned
   Meeting barrier;
-  Meeting parts[4];
   std::vector<Warp> warps;
 };
 
@@ -188,12 +187,6 @@ inline Block& this_block() { return machine()->blocks[block()]; }
 inline void sync_block() {
   counts().block_barriers += thread() == 0;
   meet(this_block().barrier);
-}
-inline void fence_device() {}
-inline void sync_part(int part, uint32_t num_threads) {
-  Meeting& meeting = this_block().parts[part];
-  meeting.expected = num_threads;
-  meet(meeting);
 }
 inline void prefetch(const void*) {}
 inline void touch(const void* at, uint32_t*) {
