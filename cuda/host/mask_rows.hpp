@@ -68,7 +68,8 @@ class MaskRows {
   bool has_long_ = false;               // whether there may be such rows
   std::vector<uint32_t> waiting_;       // rows of the batch that will have a long list
   size_t num_spare_, num_used_ = 0;     // spare rows, and those of this call
-  std::array<uint32_t, size_t(1) << kSeenBits> seen_{};  // by a state's hash the row of the last such state, maybe of an older call
+  // By a state's hash the row of the last such state, maybe of an older call.
+  std::array<uint32_t, size_t(1) << kSeenBits> seen_{};
   std::vector<Extra> extras_;           // by a row's two bits and its byte
   std::vector<uint32_t> extra_tokens_;
   uint32_t num_entries_, most_extra_ = 0;

@@ -232,9 +232,10 @@ class TokenMasks(TokenStates):
         ``fill(states uint32 [n])`` shows the masks of the states in rows 0 to n - 1 of ``words``, an int32 array
         [num_rows, num_words], and touches only the words that change. ``share(states)`` does without copying even
         that for states with long lists (the root, mostly): it returns ``at`` int32 [n], and row ``at[i]`` of ``table``
-        shows state i until the next call. ``table`` is ``words`` and, behind them, rows for long lists; equal states
-        may have one row, and row i of ``words`` shows nothing in particular where ``at[i]`` is not i. Whoever writes into ``words`` or ``table``
-        says so with ``forget()``. Raises ValueError for rows of more than 2^31 - 1 words in all.
+        shows state i until the next call. ``table`` is ``words`` and, behind them, rows for long lists. Equal states
+        may have one row, and row i of ``words`` shows nothing in particular where ``at[i]`` is not i. Whoever writes
+        into ``words`` or ``table`` says so with ``forget()``. Raises ValueError for rows of more than 2^31 - 1 words
+        in all.
         """
         return self.set.mask_rows(num_rows)
 
