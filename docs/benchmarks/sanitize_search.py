@@ -3,7 +3,7 @@
 usage: sanitize_search.py [KERNEL …]     (from the checkout; no kernel named: all)
 
 The kernels are compiled with FLASHTRIE_SANITIZE, which leaves out the reads that bring a word near and are never waited
-for. Answers are compared with the cpu engine's, small parts and small pools included. Exit 1 where a tool reports an
+for. Answers are compared with the cpu engine's, every frontier by pairs where a kernel can. Exit 1 where a tool reports an
 error, or an answer differs.
 """
 
@@ -55,13 +55,13 @@ def searched(index: Index, kernel: str) -> tuple[int, int]:
     return done, differ
 
 
-def small_parts() -> None:
-    """Every frontier is heavy, and a search costs nothing."""
+def always_pairs() -> None:
+    """Every frontier is heavy, the first bar is high, and asking costs nothing."""
     fill = cuda_layout.Launch.fill
 
     def filled(self: Any, batch: Any) -> None:
         fill(self, batch)
-        batch["heavy_groups"], batch["part_groups"], batch["search_cost"] = 16, 8, 0
+        batch["heavy_groups"], batch["bar_slot"], batch["ask_cost"] = 16, 0, 0
 
     cuda_layout.Launch.fill = filled  # type: ignore[method-assign]
 
@@ -77,7 +77,7 @@ def worker(kernels: list[str]) -> int:
             [KeyBatch(tokens, offsets, None, None, "random")], path, options=BuildOptions(codec="raw")
         )
         index = Index.open(path, engine="cpu")
-        small_parts()
+        always_pairs()
         wrong = 0
         for kernel in kernels:
             done, differ = searched(index, kernel)
