@@ -394,7 +394,10 @@ FT_DEVICE bool GroupSearch<kBlocks, kWarps, kMode>::step() {
     if (is_through && has_rest()) {
       next_round_outlined<kBlocks, kWarps, kMode>(batch_, shared_, state());
       num_label_groups_ = control().round.label_groups;
-      if (kBlocks == 1 && num_label_groups_ == 0 && !has_rest()) break;
+      if (kBlocks == 1 && num_label_groups_ == 0 && !has_rest()) {
+        simt::sync_block();  // the round, which is cleared next, has been read
+        break;
+      }
       cursor = Cursor{};
       cursor.window = warp;
     }

@@ -3,8 +3,8 @@
 usage: sanitize_search.py [KERNEL …]     (from the checkout; no kernel named: all)
 
 The kernels are compiled with FLASHTRIE_SANITIZE, which leaves out the reads that bring a word near and are never waited
-for. Answers are compared with the cpu engine's, every frontier by pairs where a kernel can. Exit 1 where a tool reports an
-error, or an answer differs.
+for. Answers are compared with the cpu engine's, every frontier by pairs where a kernel can. Exit 1 where a tool reports
+an error, or an answer differs.
 """
 
 from __future__ import annotations

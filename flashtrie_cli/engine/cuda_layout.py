@@ -61,9 +61,10 @@ BUCKET_PLACES, TABLE_FAN_OUT = 8, 64
 _BUSHY = 14
 """Mean fan-out of the root's children from which on the second step is worth a cluster, however narrow the
 beam: titles have 59, a load of 20 M keys over 2.2 M tokens 4."""
-_HEAVY_FAN_OUT, _HEAVY_BLOCK, _HEAVY_CLUSTER = 48, 700, 10_000
+_HEAVY_FAN_OUT, _HEAVY_BLOCK, _HEAVY_ALONE, _HEAVY_CLUSTER = 48, 700, 4_000, 10_000
 """From this mean fan-out of the root's children on, and so many label groups that a frontier of them has, the kernels
-that expand it by pairs are the faster ones, a block or a cluster a query (measured on an H200)."""
+that expand it by pairs are the faster ones: a block a query of many, a block one query of a small beam, a cluster one of
+others (measured on an H200)."""
 _CANDIDATE_BYTES, _RESULT_BYTES = 20, 18
 
 TRIE = np.dtype(
@@ -298,8 +299,7 @@ def _choose(shape: Shape, num_queries: int, arch: int, num_multiprocessors: int,
     is_small = max(shape.beam_width, shape.num_results, shape.num_slots) <= _SMALL
     label_groups = fan_out * shape.beam_width / 8 if fan_out >= _HEAVY_FAN_OUT else 0.0
     kind = "pairs" if label_groups >= _HEAVY_BLOCK else "search"
-    # Few pairs of few beams are no work for a cluster.
-    if arch >= 90 and (not is_small or (fan_out > _BUSHY and kind == "search")):
+    if arch >= 90 and (not is_small or (fan_out > _BUSHY and label_groups < _HEAVY_ALONE)):
         if num_queries <= _clusters_at_once(num_multiprocessors, 8):
             return "pairs_cluster8" if label_groups >= _HEAVY_CLUSTER else "search_cluster8"
         if num_queries <= _clusters_at_once(num_multiprocessors, 4) and label_groups < _HEAVY_CLUSTER:

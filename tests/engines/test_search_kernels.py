@@ -260,7 +260,8 @@ def test_what_is_too_large_names_the_cpu_engine(shape: Shape) -> None:
 @pytest.mark.parametrize(
     ("beam_width", "queries", "fan_out", "kernel"),
     [
-        (100, 1, 4.0, "search_alone"), (100, 500, 4.0, "search_block"), (100, 1, 59.0, "pairs_alone"),
+        (100, 1, 4.0, "search_alone"), (100, 500, 4.0, "search_block"), (100, 1, 59.0, "search_cluster8"),
+        (100, 31, 59.0, "pairs_alone"), (100, 133, 59.0, "pairs_block"), (100, 1, 470.0, "pairs_alone"),
         (100, 1, 30.0, "search_cluster8"), (256, 15, 59.0, "search_cluster8"), (256, 30, 59.0, "search_cluster4"),
         (1000, 15, 4.0, "search_cluster8"), (1000, 16, 4.0, "search_cluster4"), (1000, 30, 4.0, "search_cluster4"),
         (1000, 31, 4.0, "search_alone"), (1000, 1, 900.0, "pairs_cluster8"), (1000, 16, 900.0, "pairs_alone"),
