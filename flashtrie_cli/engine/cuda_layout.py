@@ -63,8 +63,8 @@ _BUSHY = 14
 beam: titles have 59, a load of 20 M keys over 2.2 M tokens 4."""
 _HEAVY_FAN_OUT, _HEAVY_BLOCK, _HEAVY_ALONE, _HEAVY_CLUSTER = 48, 700, 4_000, 10_000
 """From this mean fan-out of the root's children on, and so many label groups that a frontier of them has, the kernels
-that expand it by pairs are the faster ones: a block a query of many, a block one query of a small beam, a cluster one of
-others (measured on an H200)."""
+that expand it by pairs are the faster ones: a block a query of many, a block one query of a small beam, a cluster one
+of others (measured on an H200)."""
 _CANDIDATE_BYTES, _RESULT_BYTES = 20, 18
 
 TRIE = np.dtype(
