@@ -60,10 +60,11 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::next_round() {
       batch_, shared_, state(), step_, false, times == 0 ? kNoSlot : static_cast<uint32_t>((round->slot + 1) * times));
 }
 
-// How many times as many pairs it takes, by what has been found so far, to find more than n.
+// How many times as many pairs it takes, by what this block has found so far, for the group to find more than n. What
+// the others have found they may be telling just now.
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE float GroupSearch<kBlocks, kWarps, kMode>::missing(int which, uint32_t n) const {
-  const float times = kPairMargin * n / (group_entries(which) + 1);
+  const float times = kPairMargin * n / (kBlocks * num_entries(which) + 1);
   return times < kLeastGrowth ? kLeastGrowth : times > kMostGrowth ? kMostGrowth : times;
 }
 
