@@ -9,7 +9,8 @@
 namespace flashtrie {
 
 constexpr uint32_t kBarBeams = 128;  // that stand for all, when a bar is chosen
-constexpr float kPairMargin = 1.5f, kLeastGrowth = 1.5f, kMostGrowth = 32.0f;  // of a bar's slot, as long as there are no floors
+// A bar that has found too little for floors is followed by that of a slot so many times further down.
+constexpr float kPairMargin = 1.5f, kLeastGrowth = 1.5f, kMostGrowth = 32.0f;
 
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE bool GroupSearch<kBlocks, kWarps, kMode>::is_heavy() const {
@@ -68,6 +69,9 @@ FT_DEVICE float GroupSearch<kBlocks, kWarps, kMode>::missing(int which, uint32_t
   return times < kLeastGrowth ? kLeastGrowth : times > kMostGrowth ? kMostGrowth : times;
 }
 
+// Lays out a round: for each beam the slots that lead it above the bar of `slot` and have not been asked for, or all its children
+// to be scanned. Past the last slot there is no bar, and floors alone decide. A beam without either keeps one slot, which `ask`
+// leaves out, since every beam of a frontier has a group. All threads; ends with a barrier of the block.
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::begin_round(uint32_t step, bool is_first, uint32_t slot) {
   const float before = is_first ? INFINITY : control().round.bar;
@@ -85,7 +89,7 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::begin_round(uint32_t step, b
     const uint32_t done = is_first ? 0 : num_slots_where(step, beam.score, [&](float score) { return score >= before; });
     const uint32_t upto = num_slots_where(step, beam.score, [&](float score) { return bar > -INFINITY ? score >= bar : can_reach(score); });
     beam.start = history(step - 1)[at];
-    if (range.fan_out() == 0 || upto <= done) return Arrival{beam, 1 | kAsks, done};  // a slot below the bar or the floors
+    if (range.fan_out() == 0 || upto <= done) return Arrival{beam, 1 | kAsks, done};
     has_work = true;
     const uint32_t scanned = label_groups(range);
     const bool asks = done > 0 || (range.fan_out() >= batch_.children.fan_out && (upto - done) * batch_.ask_cost < scanned);
@@ -97,8 +101,8 @@ FT_DEVICE void GroupSearch<kBlocks, kWarps, kMode>::begin_round(uint32_t step, b
   simt::sync_block();
 }
 
-// The score that a slot of the row gives a middling beam of this block. Over all beams some two pairs a beam and slot up to
-// this one reach it, 4 to 10 for the third.
+// The score that a slot of the row gives a middling beam of this block. On real and synthetic grids 4 to 10 pairs for each beam
+// reach that of the third slot, 7 to 16 that of the fifth.
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE float GroupSearch<kBlocks, kWarps, kMode>::bar_at(uint32_t step, uint32_t slot) const {
   const uint32_t stride = (num_beams_ + kBarBeams - 1) / kBarBeams;
@@ -127,7 +131,7 @@ FT_DEVICE uint32_t GroupSearch<kBlocks, kWarps, kMode>::num_slots_where(uint32_t
   return low;
 }
 
-// Whether the round leaves out a pair that it has been laid out with.
+// Whether a pair is left to a later round, though a beam has a slot for it (see begin_round).
 template <int kBlocks, int kWarps, Mode kMode>
 FT_DEVICE bool GroupSearch<kBlocks, kWarps, kMode>::is_below_bar(float beam_score, float logprob) const {
   const PairRound& round = control().round;
