@@ -16,7 +16,7 @@ _MIN_ROOT_FAN_OUT = 4096
 """A smaller root is scanned like any other node."""
 
 _BUCKET_LOAD = 5
-"""Children a bucket of the child table, of the eight that it has room for: one in a hundred overflows."""
+"""Children a bucket of the child table, of the eight that it has room for: one child in forty finds its bucket full."""
 
 _CHUNK_BYTES = 64 << 20
 
